@@ -1,4 +1,4 @@
-//! A link shortener in miniature: a request becomes a query, a query becomes a response, each a message of the same key.
+//! A small link shortener: a request becomes a query, and a query becomes a response. All three are messages with the same key.
 //!
 //! `cargo run -p tidewire-pool --example tour`
 
@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use tidewire_pool::{Context, Handler, Key, Message, Observed, Pool, Reply, SubmitError};
 
-/// What goes through the pool. The handler matches it exhaustively, so a new kind of message is a compile error until
-/// somebody handles it.
+/// The payload of a message. The handler matches it exhaustively, so a new variant must be handled before the program compiles.
 enum Payload {
     Request { path: String, body: String, reply: Option<Reply<Response>> },
     Query { operation: Operation, reply: Option<Reply<Response>> },
@@ -27,7 +26,7 @@ struct Response {
     text: String,
 }
 
-/// Business logic: knows payloads, and of the pool only that it can submit follow-ups.
+/// The business logic. It uses the pool only to submit follow-up messages.
 #[derive(Default)]
 struct Shortener {
     links: Mutex<HashMap<String, String>>,
@@ -50,7 +49,7 @@ impl Handler<Payload> for Shortener {
             }
             Payload::Response { response, reply } => {
                 if let Some(mut reply) = reply.take() {
-                    // Whoever asked may have gone; that is no error.
+                    // Fails if the caller has dropped its future, which is not an error.
                     let _ = reply.send(response.clone());
                 }
                 return Ok(());
@@ -62,7 +61,7 @@ impl Handler<Payload> for Shortener {
 
 impl Shortener {
     fn run(&self, operation: &Operation) -> Response {
-        let mut links = self.links.lock().expect("nobody panics with the lock held");
+        let mut links = self.links.lock().expect("the lock is not poisoned");
         match operation {
             Operation::Insert { url } => {
                 let code = format!("{:04x}", Key::of(url).0 & 0xffff);
@@ -78,8 +77,8 @@ impl Shortener {
 }
 
 pub(crate) fn main() {
-    // The composition root: everything is wired here, and nothing afterwards.
-    let pool = Pool::builder().workers(2).start(Observed::new(Shortener::default())).expect("the settings are sound");
+    // All parts are connected here.
+    let pool = Pool::builder().workers(2).start(Observed::new(Shortener::default())).expect("the settings are valid");
 
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime starts");
     runtime.block_on(async {
@@ -102,7 +101,7 @@ pub(crate) fn main() {
     assert_eq!((stats.handled, shutdown.returned.len()), (9, 0));
 }
 
-/// A request handler: puts a request into the pool, keyed by what it is about, and awaits the response.
+/// Submits a request to the pool, with a key derived from its content, and awaits the response.
 async fn request(pool: &Pool<Payload>, path: &str, body: &str) -> Response {
     let key = Key::of(&(path, body));
     let (path, body) = (path.to_owned(), body.to_owned());

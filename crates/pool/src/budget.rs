@@ -2,9 +2,9 @@
 //!
 //! Messages and bytes are one number in one atomic, so taking both is one step.
 //!
-//! No waiter is forgotten. A waiter announces itself and then *modifies* `held`, even if by nothing. Returning budget modifies
-//! `held` and then checks for waiters. Modifications of one atomic have an order: if the waiter's comes first, its announcement
-//! is seen; if the return comes first, the waiter finds the budget when it tries again.
+//! No wake-up is lost. A waiter registers itself and then *modifies* `held`, by adding zero. Returning budget modifies `held` and then
+//! checks for waiters. Modifications of one atomic are ordered: if the waiter's comes first, the other thread sees its registration;
+//! if the return comes first, the waiter finds the budget when it tries again.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -12,10 +12,12 @@ use std::task::Waker;
 use crate::Key;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering::SeqCst, Padded, lock};
 
-const BYTES: u32 = 40;
+/// The number of bits for the bytes of an [`Amount`].
+const BYTE_BITS: u32 = 40;
 
-/// More than this is not configurable: half of what the number could hold.
+/// The largest configurable bound: half of the range of the counter.
 pub(crate) const MAX_MESSAGES: usize = 1 << 23;
+/// The largest configurable bound on bytes: half of the range of the counter.
 pub(crate) const MAX_BYTES: usize = 1 << 39;
 
 /// A number of messages and bytes.
@@ -24,15 +26,15 @@ pub(crate) struct Amount(u64);
 
 impl Amount {
     pub(crate) fn new(messages: usize, bytes: usize) -> Self {
-        Self((messages as u64) << BYTES | bytes as u64)
+        Self((messages as u64) << BYTE_BITS | bytes as u64)
     }
 
     pub(crate) fn messages(self) -> usize {
-        usize::try_from(self.0 >> BYTES).unwrap_or(usize::MAX)
+        usize::try_from(self.0 >> BYTE_BITS).unwrap_or(usize::MAX)
     }
 
     pub(crate) fn bytes(self) -> usize {
-        usize::try_from(self.0 & ((1 << BYTES) - 1)).unwrap_or(usize::MAX)
+        usize::try_from(self.0 & ((1 << BYTE_BITS) - 1)).unwrap_or(usize::MAX)
     }
 }
 
@@ -44,7 +46,7 @@ impl std::ops::Add for Amount {
     }
 }
 
-/// Which bound is in the way.
+/// The bound that a submission exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scope {
     Total,
@@ -54,27 +56,27 @@ pub(crate) enum Scope {
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: Amount,
-    /// Written with every submission, so it keeps away from what workers read.
+    /// The budget in use. Written with every submission, so it has its own cache line.
     held: Padded<AtomicU64>,
-    /// The number of `waiters`, to be read without their lock.
+    /// The number of `waiters`, which can be read without their lock.
     waiting: AtomicUsize,
     waiters: Mutex<Waiters>,
 }
 
 #[derive(Debug)]
 struct Waiters {
-    /// In the order of their tickets, per bound, and [`NOBODY`]. A waiter keeps its ticket for as long as it waits.
+    /// The wakers, by bound and ticket, and the [`SENTINEL`]. A waiter keeps its ticket for as long as it waits.
     wakers: BTreeMap<(Scope, u64), Waker>,
     tickets: u64,
 }
 
-/// A waiter that is never woken. It keeps the map from freeing its memory when the last other waiter leaves, so that occasional
-/// waiting allocates nothing.
-const NOBODY: (Scope, u64) = (Scope::Total, u64::MAX);
+/// An entry that is never woken. It prevents the map from freeing its memory when the last waiter is removed, so that occasional
+/// waiting does not allocate.
+const SENTINEL: (Scope, u64) = (Scope::Total, u64::MAX);
 
 impl Default for Waiters {
     fn default() -> Self {
-        Self { wakers: BTreeMap::from([(NOBODY, Waker::noop().clone())]), tickets: 0 }
+        Self { wakers: BTreeMap::from([(SENTINEL, Waker::noop().clone())]), tickets: 0 }
     }
 }
 
@@ -96,12 +98,12 @@ impl Budget {
         Amount(self.held.load(SeqCst))
     }
 
-    /// The amount that is held, read by a modification: for a waiter that has announced itself, as described above.
+    /// Returns the budget in use, read by a modification: for a waiter that has registered itself, see the module documentation.
     pub(crate) fn held_now(&self) -> Amount {
         Amount(self.held.fetch_add(0, SeqCst))
     }
 
-    /// Takes budget, if there is enough of both.
+    /// Takes budget, if there are enough messages and bytes left.
     pub(crate) fn try_take(&self, amount: Amount) -> bool {
         let mut held = self.held.load(SeqCst);
         while self.allows(Amount(held) + amount) {
@@ -113,7 +115,7 @@ impl Budget {
         false
     }
 
-    /// Whether there is enough of both now.
+    /// Returns whether there are enough messages and bytes left.
     pub(crate) fn fits(&self, amount: Amount) -> bool {
         self.allows(self.held() + amount)
     }
@@ -122,7 +124,7 @@ impl Budget {
         held.messages() <= self.limit.messages() && held.bytes() <= self.limit.bytes()
     }
 
-    /// Returns budget, and the amount that is still held.
+    /// Returns budget to the pool. Returns the amount that is still in use.
     pub(crate) fn give_back(&self, amount: Amount) -> Amount {
         let left = Amount(self.held.fetch_sub(amount.0, SeqCst) - amount.0);
         if self.waiting.load(SeqCst) > 0 {
@@ -131,8 +133,8 @@ impl Budget {
         left
     }
 
-    /// Whether there are waiters, for any bound.
-    pub(crate) fn is_awaited(&self) -> bool {
+    /// Returns whether there are waiters, for any bound.
+    pub(crate) fn has_waiters(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
 
@@ -142,7 +144,7 @@ impl Budget {
         waiters.tickets
     }
 
-    /// Registers a waiter; it must then try once more before it relies on being woken.
+    /// Registers a waiter, which must then try once more before it waits to be woken.
     pub(crate) fn register(&self, scope: Scope, ticket: u64, waker: &Waker) {
         let mut waiters = lock(&self.waiters);
         if waiters.wakers.insert((scope, ticket), waker.clone()).is_none() {
@@ -151,7 +153,8 @@ impl Budget {
         self.held_now();
     }
 
-    /// Removes a waiter that has its budget or has given up. It may have been woken for budget that others can use.
+    /// Removes a waiter that has its budget or has been cancelled. Wakes the next one, because this waiter may have been woken for
+    /// budget that it did not use.
     pub(crate) fn unregister(&self, scope: Scope, ticket: u64) {
         let mut waiters = lock(&self.waiters);
         if waiters.wakers.remove(&(scope, ticket)).is_some() {
@@ -161,12 +164,12 @@ impl Budget {
         self.wake(scope, 1);
     }
 
-    /// Wakes the waiters that have waited longest for this bound.
+    /// Wakes up to `at_most` waiters that have waited longest for this bound.
     pub(crate) fn wake(&self, scope: Scope, at_most: usize) {
         for _ in 0..at_most {
             let mut waiters = lock(&self.waiters);
-            let first = waiters.wakers.range((scope, 0)..(scope, u64::MAX)).next().map(|(&place, _)| place);
-            let Some(waker) = first.and_then(|place| waiters.wakers.remove(&place)) else { return };
+            let first = waiters.wakers.range((scope, 0)..(scope, u64::MAX)).next().map(|(&entry, _)| entry);
+            let Some(waker) = first.and_then(|entry| waiters.wakers.remove(&entry)) else { return };
             self.waiting.fetch_sub(1, SeqCst);
             drop(waiters);
             waker.wake();
@@ -176,7 +179,7 @@ impl Budget {
     /// Wakes all waiters, because the pool has closed.
     pub(crate) fn wake_all(&self) {
         let mut all = std::mem::replace(&mut lock(&self.waiters).wakers, Waiters::default().wakers);
-        all.remove(&NOBODY);
+        all.remove(&SENTINEL);
         self.waiting.fetch_sub(all.len(), SeqCst);
         all.into_values().for_each(Waker::wake);
     }

@@ -1,10 +1,10 @@
-//! The clock of a pool: the system's, or a virtual one for simulations.
+//! The clock of a pool: the system clock, or a virtual one for simulations.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU64, Ordering::SeqCst};
 
-/// Returns the time after a duration, which counts as a century if it is longer: `Instant` overflows at some point.
+/// Returns the time after a duration. The duration is limited to a century, because `Instant` overflows.
 pub(crate) fn later(now: Instant, by: Duration) -> Instant {
     now + by.min(Duration::from_hours(100 * 365 * 24))
 }
@@ -12,7 +12,7 @@ pub(crate) fn later(now: Instant, by: Duration) -> Instant {
 #[derive(Debug)]
 pub(crate) struct Clock {
     start: Instant,
-    /// The virtual time since the start, which only [`Clock::advance`] changes. The system's time if absent.
+    /// The virtual time since the start, which only [`Clock::advance`] changes. `None` for the system clock.
     virtual_nanos: Option<AtomicU64>,
 }
 
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Returns the nanoseconds since the start: half the size of an `Instant`, and enough for five centuries.
+    /// Returns the nanoseconds since the start, which take half the size of an `Instant` and last for five centuries.
     pub(crate) fn nanos(&self) -> u64 {
         nanos(self.now().saturating_duration_since(self.start))
     }

@@ -14,27 +14,27 @@ pub struct DeadLetter<P> {
     /// The message, as the handler last saw it.
     pub message: Message<P>,
     /// Why it was not handled.
-    pub reason: Reason,
-    /// The number of attempts, including those that a decorator refused.
+    pub reason: DeadLetterReason,
+    /// The number of attempts, including those that a decorator rejected.
     pub attempts: u32,
 }
 
 /// Why a message became a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum DeadLetterReason {
     /// The handler returned an error, and no attempt was left. Contains the text of the error.
     Failed(String),
     /// The handler panicked. Contains the text of the panic.
     Panicked(String),
-    /// A [`Shedding`](crate::Shedding) handler refused it, because the queue was not draining.
+    /// A [`Shedding`](crate::Shedding) handler rejected it, because the queue was not draining.
     Shed {
-        /// The time from its submission to the refusal.
+        /// The time from its submission to its rejection.
         waited: Duration,
     },
     /// The circuit [breaker](crate::Breaker) was open at its last attempt.
     BreakerOpen,
-    /// Its deadline passed before its turn came.
+    /// Its deadline passed before it was handled.
     Expired,
     /// It was the oldest in a full queue under [`Overflow::DropOldest`](crate::Overflow::DropOldest).
     Displaced,
@@ -42,22 +42,22 @@ pub enum Reason {
     ShutDown,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for DeadLetterReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Failed(error) => write!(f, "the handler failed: {error}"),
             Self::Panicked(text) => write!(f, "the handler panicked: {text}"),
             Self::Shed { waited } => write!(f, "shed after waiting {waited:?}: the queue does not drain"),
             Self::BreakerOpen => f.write_str("the circuit breaker is open"),
-            Self::Expired => f.write_str("its deadline passed before its turn came"),
-            Self::Displaced => f.write_str("it was displaced from a full queue"),
+            Self::Expired => f.write_str("the deadline passed before the message was handled"),
+            Self::Displaced => f.write_str("the message was dropped from a full queue"),
             Self::ShutDown => f.write_str("the pool was shut down before the next attempt"),
         }
     }
 }
 
 impl<P> DeadLetter<P> {
-    /// Returns the message, to be submitted again, without its deadline, which may have passed.
+    /// Returns the message without its deadline, which may have passed, so that it can be submitted again.
     pub fn into_message(self) -> Message<P> {
         Message { deadline: None, ..self.message }
     }
@@ -77,7 +77,7 @@ impl<P> DeadLetters<P> {
         Self { capacity, letters: Mutex::new(VecDeque::new()) }
     }
 
-    /// Keeps a letter, and returns the one that was dropped for it.
+    /// Adds a letter. Returns the one that was dropped because of the bound.
     pub(crate) fn keep(&self, letter: DeadLetter<P>) -> Option<DeadLetter<P>> {
         if self.capacity == 0 {
             return Some(letter);
@@ -98,7 +98,7 @@ impl<P> DeadLetters<P> {
         self.len() == 0
     }
 
-    /// Calls a function with each dead letter, oldest first. The pool cannot keep another one meanwhile, so it must be quick.
+    /// Calls a function with each dead letter, oldest first. The function must be quick, because it blocks workers that add one.
     pub fn for_each(&self, visit: impl FnMut(&DeadLetter<P>)) {
         lock(&self.letters).iter().for_each(visit);
     }

@@ -4,15 +4,15 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::ask::Asked;
+use crate::ask::AskHandle;
 use crate::budget::Amount;
 use crate::engine::Engine;
-use crate::{Key, Message, Reason, SubmitError, TraceContext};
+use crate::{DeadLetterReason, Key, Message, SubmitError, TraceContext};
 
 /// Handles messages, on the threads of a pool.
 ///
-/// It is shared by all workers. The message comes by reference, because it may have to be tried again or kept as a dead
-/// letter; take out of the payload what must be owned.
+/// All workers share the handler. It gets the message by reference, because the message may be retried or kept as a dead letter. Use
+/// `std::mem::take` or an `Option` to move data out of the payload.
 pub trait Handler<P>: Send + Sync + 'static {
     /// The error of a failed attempt. It is logged, and a dead letter has its [`reason`](Self::reason).
     type Error: Display;
@@ -24,10 +24,10 @@ pub trait Handler<P>: Send + Sync + 'static {
     /// Handles one message. Follow-up messages are submitted through the context.
     fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error>;
 
-    /// Returns the reason that a dead letter gives for this error: by default [`Reason::Failed`] with its text. A decorator
+    /// Returns the reason that a dead letter gives for this error: by default [`DeadLetterReason::Failed`] with its text. A decorator
     /// passes on the reason of its inner handler.
-    fn reason(error: Self::Error) -> Reason {
-        Reason::Failed(error.to_string())
+    fn reason(error: Self::Error) -> DeadLetterReason {
+        DeadLetterReason::Failed(error.to_string())
     }
 }
 
@@ -54,14 +54,14 @@ pub struct Context<'a, P> {
     pub(crate) submitted: u64,
     pub(crate) final_attempt: bool,
     /// The asker of the message being handled, which follow-ups share.
-    pub(crate) asker: Option<Arc<dyn Asked>>,
+    pub(crate) asker: Option<Arc<dyn AskHandle>>,
 }
 
 impl<P: Send + 'static> Context<'_, P> {
     /// Submits a follow-up message. It belongs to the trace of the message being handled, unless it has one of its own.
     ///
-    /// It never waits, and no overflow policy applies. The first follow-up takes over the budget of the message being handled, so
-    /// a chain of messages makes progress however full the pool is; the others need unused budget. A follow-up without budget is
+    /// It never waits, and no overflow policy applies. The first follow-up takes over the budget of the message being handled, so that
+    /// a chain of messages makes progress even if the pool is full; the others need unused budget. A follow-up without budget is
     /// returned in the error. While the pool drains, follow-ups are still accepted.
     pub fn submit(&mut self, mut message: Message<P>) -> Result<(), SubmitError<P>> {
         if message.trace.is_none() {
@@ -104,11 +104,11 @@ impl<P: Send + 'static> Context<'_, P> {
 
 /// A [`Handler`] with its error type erased.
 pub(crate) trait Deliver<P>: Send + Sync {
-    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Reason>;
+    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), DeadLetterReason>;
 }
 
 impl<P, H: Handler<P>> Deliver<P> for H {
-    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Reason> {
+    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), DeadLetterReason> {
         self.handle(message, context).map_err(H::reason)
     }
 }

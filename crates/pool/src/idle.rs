@@ -1,14 +1,13 @@
 //! Sleeping workers, and how they are woken without losing a message.
 //!
-//! A worker without work first *searches*, then sleeps. A submitter wakes a sleeping worker only if no worker is searching. The
-//! last searcher that finds work looks at every queue, and wakes the next worker if there is more. So a burst wakes one worker
-//! after the other, and a trickle wakes one.
+//! A worker without work first *searches* and then sleeps. A submitter wakes a sleeping worker only if no worker is searching. The
+//! last searcher that finds work checks every queue, and wakes the next worker if there is more. So a burst wakes one worker after
+//! the other, and single messages wake only one.
 //!
-//! No wake-up is lost. A worker announces its sleep *before* it looks at every queue a last time, and it looks under the lock of
-//! each queue. A submitter adds work under that lock, and reads the counts after it has taken the lock. One of the two critical
+//! No wake-up is lost. A worker announces its sleep *before* it checks every queue a last time, under the lock of each queue. A submitter adds work under that lock, and reads the counts after it has taken the lock. One of the two critical
 //! sections comes first: if the submitter's, the worker finds the work; if the worker's, the submitter sees the announcement and
-//! wakes it. A searcher that a submitter relied upon looks at the queues once more: before it sleeps, or, as the last searcher,
-//! after it has found work.
+//! wakes it. A submitter may also rely on a searcher, which checks the queues once more before it sleeps or, if it is the last
+//! searcher, after it has found work.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering::SeqCst, loc
 pub(crate) struct Idle {
     searching: AtomicUsize,
     sleeping: AtomicUsize,
-    /// Who sleeps; `asleep` and `sleeping` change only under this lock.
+    /// The sleeping workers. `asleep` and `sleeping` change only under this lock.
     sleepers: Mutex<Vec<usize>>,
     workers: Vec<Parker>,
 }
@@ -25,13 +24,13 @@ pub(crate) struct Idle {
 struct Parker {
     asleep: AtomicBool,
     woken: Mutex<bool>,
-    bell: Condvar,
+    condvar: Condvar,
 }
 
 impl Idle {
-    /// All workers begin as searchers.
+    /// Creates the state for workers that all start as searchers.
     pub(crate) fn new(workers: usize) -> Self {
-        let parker = || Parker { asleep: AtomicBool::new(false), woken: Mutex::new(false), bell: Condvar::new() };
+        let parker = || Parker { asleep: AtomicBool::new(false), woken: Mutex::new(false), condvar: Condvar::new() };
         Self {
             searching: AtomicUsize::new(workers),
             sleeping: AtomicUsize::new(0),
@@ -40,13 +39,13 @@ impl Idle {
         }
     }
 
-    /// Whether work that anybody can do needs somebody woken. To be asked after taking the lock of the queue it is in.
+    /// Returns whether a worker must be woken for new work that any worker may do. Call it with the lock of the queue held.
     pub(crate) fn lacks_searchers(&self) -> bool {
         self.sleeping.load(SeqCst) > 0 && self.searching.load(SeqCst) == 0
     }
 
-    /// Whether this worker sleeps. To be asked after taking the lock of its queue.
-    pub(crate) fn sleeps(&self, worker: usize) -> bool {
+    /// Returns whether this worker sleeps. Call it with the lock of its queue held.
+    pub(crate) fn is_asleep(&self, worker: usize) -> bool {
         self.workers[worker].asleep.load(SeqCst)
     }
 
@@ -55,11 +54,11 @@ impl Idle {
         let mut sleepers = lock(&self.sleepers);
         if let Some(position) = sleepers.iter().position(|&sleeper| sleeper == worker) {
             sleepers.swap_remove(position);
-            self.up(worker);
+            self.unpark(worker);
         }
     }
 
-    /// Wakes this worker if it sleeps, else any other that does.
+    /// Wakes this worker if it sleeps, or else any other sleeping worker.
     pub(crate) fn wake_any(&self, preferred: usize) {
         let mut sleepers = lock(&self.sleepers);
         let position = sleepers.iter().position(|&sleeper| sleeper == preferred);
@@ -68,37 +67,37 @@ impl Idle {
             None => sleepers.pop(),
         };
         if let Some(worker) = woken {
-            self.up(worker);
+            self.unpark(worker);
         }
     }
 
     pub(crate) fn wake_all(&self) {
         for worker in lock(&self.sleepers).drain(..) {
-            self.up(worker);
+            self.unpark(worker);
         }
     }
 
-    /// With the lock on `sleepers` held. The woken worker searches.
-    fn up(&self, worker: usize) {
+    /// Wakes a worker, which becomes a searcher. Call it with the lock of `sleepers` held.
+    fn unpark(&self, worker: usize) {
         let parker = &self.workers[worker];
         parker.asleep.store(false, SeqCst);
         self.searching.fetch_add(1, SeqCst);
         self.sleeping.fetch_sub(1, SeqCst);
         *lock(&parker.woken) = true;
-        parker.bell.notify_one();
+        parker.condvar.notify_one();
     }
 
-    /// A worker that had work looks for more.
-    pub(crate) fn search(&self) {
+    /// Registers a worker without work as a searcher.
+    pub(crate) fn start_search(&self) {
         self.searching.fetch_add(1, SeqCst);
     }
 
-    /// A searcher has found work. Returns whether it was the last one.
-    pub(crate) fn found(&self) -> bool {
+    /// Registers that a searcher has found work. Returns whether it was the last searcher.
+    pub(crate) fn stop_search(&self) -> bool {
         self.searching.fetch_sub(1, SeqCst) == 1
     }
 
-    /// A searcher is about to sleep; it has a last look at every queue before it does.
+    /// Registers a searcher as sleeping. It must check every queue again before it sleeps.
     pub(crate) fn announce_sleep(&self, worker: usize) {
         let mut sleepers = lock(&self.sleepers);
         sleepers.push(worker);
@@ -107,25 +106,26 @@ impl Idle {
         self.searching.fetch_sub(1, SeqCst);
     }
 
-    /// The last look found something: a searcher again, unless somebody has woken it already.
+    /// Registers the worker as a searcher again, unless another thread has woken it.
     pub(crate) fn cancel_sleep(&self, worker: usize) {
         self.wake(worker);
         *lock(&self.workers[worker].woken) = false;
     }
 
-    /// Sleeps until woken or until the time is over. It wakes up as a searcher.
+    /// Sleeps until woken or until the timeout. The worker is a searcher afterwards.
     pub(crate) fn sleep(&self, worker: usize, at_most: Option<Duration>) {
         let parker = &self.workers[worker];
         let mut woken = lock(&parker.woken);
         match at_most {
             None => {
                 while !*woken {
-                    woken = parker.bell.wait(woken).unwrap_or_else(std::sync::PoisonError::into_inner);
+                    woken = parker.condvar.wait(woken).unwrap_or_else(std::sync::PoisonError::into_inner);
                 }
             }
             Some(time) => {
                 if !*woken {
-                    woken = parker.bell.wait_timeout(woken, time).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+                    woken =
+                        parker.condvar.wait_timeout(woken, time).unwrap_or_else(std::sync::PoisonError::into_inner).0;
                 }
             }
         }

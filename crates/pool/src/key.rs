@@ -4,13 +4,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Messages with the same key are handled one at a time, in order.
 ///
-/// A key is a number so that a queue holds no strings. Where the natural key is something else, [`Key::of`] hashes it; two
-/// values that should collide share an order, which costs them some concurrency and nothing else.
+/// A key is a number, so that queues hold no strings. [`Key::of`] hashes any other value. Values whose hashes collide share a key, which
+/// only reduces concurrency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub u64);
 
 impl Key {
-    /// The key of anything that can be hashed. The same value has the same key in every run.
+    /// Returns the key of a value that can be hashed. The same value has the same key in every run.
     pub fn of<T: Hash + ?Sized>(value: &T) -> Self {
         let mut hasher = DefaultHasher::new();
         value.hash(&mut hasher);

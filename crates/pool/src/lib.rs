@@ -1,8 +1,7 @@
-//! A pool of threads that delivers messages and does not interpret them: in order per key, bounded, with deadlines, retries
-//! and dead letters.
+//! A thread pool that handles messages in order per key, with bounded queues, deadlines, retries and dead letters.
 //!
 //! Messages with the same [`Key`] are handled one at a time, in the order in which their submissions returned; messages with
-//! different keys run at once. An idle worker takes over a whole waiting key, so a hot or slow key never holds up another.
+//! different keys run concurrently. An idle worker takes over a waiting key, so a hot or slow key never delays another.
 //! Every bound has an [overflow policy](Overflow), every failure ends in a [dead letter](DeadLetters), and every accepted
 //! message is accounted for: handled, dead-lettered or returned.
 //!
@@ -13,7 +12,7 @@
 //! use std::time::Duration;
 //! use tidewire_pool::{Context, Key, Message, Pool};
 //!
-//! // An application's payload is an enum that its handler matches exhaustively.
+//! // The payload is usually an enum that the handler matches exhaustively.
 //! enum Account { Deposit(u64), Close }
 //!
 //! let balance = Arc::new(AtomicU64::new(0));
@@ -42,7 +41,7 @@
 //!
 //! # Decorators
 //!
-//! Everything besides delivery is a decorator: [`Observed`] and [`PoolMetrics`] for spans and metrics, [`Breaker`] and
+//! All features besides delivery are decorators: [`Observed`] and [`PoolMetrics`] for spans and metrics, [`Breaker`] and
 //! [`Shedding`] for resilience. A decorator is a [`Handler`] around a handler:
 //!
 //! ```
@@ -87,7 +86,7 @@ mod trace;
 mod worker;
 
 pub use ask::{AskError, Reply};
-pub use dead::{DeadLetter, DeadLetters, Reason};
+pub use dead::{DeadLetter, DeadLetterReason, DeadLetters};
 pub use handler::{Context, Handler};
 pub use key::Key;
 pub use message::Message;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::ask::Asked;
+use crate::ask::AskHandle;
 use crate::{Key, TraceContext};
 
 /// A payload for the handler, with its key, trace context and deadline.
@@ -14,7 +14,7 @@ pub struct Message<P> {
     pub key: Key,
     /// The trace that it belongs to, and the span that caused it.
     pub trace: TraceContext,
-    /// If its turn comes after this time, it is not handled but becomes a dead letter.
+    /// A message that has not been handled by this time becomes a dead letter.
     pub deadline: Option<Instant>,
     /// The application's data, which the pool does not interpret.
     pub payload: P,
@@ -41,25 +41,24 @@ impl<P> Message<P> {
 
 /// A message that the pool has accepted.
 ///
-/// It is moved from one core to another, which is most of the cost of a message, so it is small: parts that most messages do not
-/// have are in a box.
+/// Moving it between cores is most of the cost of a message, so it is small: fields that most messages do not use are in a box.
 pub(crate) struct Envelope<P> {
     pub(crate) key: Key,
     pub(crate) payload: P,
-    /// Its part of the budget for bytes.
+    /// The size of the payload, which counts against the budget.
     pub(crate) bytes: usize,
     /// When it was submitted, by [`Clock::nanos`](crate::clock::Clock::nanos), if the handler is timed.
     pub(crate) submitted: u64,
-    rare: Option<Box<Rare>>,
+    extras: Option<Box<EnvelopeExtras>>,
 }
 
-/// The parts of an envelope that most messages do not have.
+/// Fields of an envelope that most messages do not use.
 #[derive(Default)]
-struct Rare {
+struct EnvelopeExtras {
     trace: TraceContext,
     deadline: Option<Instant>,
     attempts: u32,
-    asker: Option<Arc<dyn Asked>>,
+    asker: Option<Arc<dyn AskHandle>>,
 }
 
 /// A message outside its envelope.
@@ -67,7 +66,7 @@ pub(crate) struct Delivery<P> {
     pub(crate) message: Message<P>,
     /// The number of attempts to handle it.
     pub(crate) attempts: u32,
-    pub(crate) asker: Option<Arc<dyn Asked>>,
+    pub(crate) asker: Option<Arc<dyn AskHandle>>,
 }
 
 impl<P> Envelope<P> {
@@ -75,18 +74,18 @@ impl<P> Envelope<P> {
     pub(crate) fn seal(delivery: Delivery<P>, bytes: usize, submitted: u64) -> Self {
         let Delivery { message: Message { key, trace, deadline, payload }, attempts, asker } = delivery;
         let is_plain = trace.is_none() && deadline.is_none() && attempts == 0 && asker.is_none();
-        let rare = if is_plain { None } else { Some(Box::new(Rare { trace, deadline, attempts, asker })) };
-        Self { key, payload, bytes, submitted, rare }
+        let extras = if is_plain { None } else { Some(Box::new(EnvelopeExtras { trace, deadline, attempts, asker })) };
+        Self { key, payload, bytes, submitted, extras }
     }
 
     #[inline]
     pub(crate) fn open(self) -> Delivery<P> {
-        let Rare { trace, deadline, attempts, asker } = self.rare.map(|rare| *rare).unwrap_or_default();
+        let EnvelopeExtras { trace, deadline, attempts, asker } = self.extras.map(|extras| *extras).unwrap_or_default();
         Delivery { message: Message { key: self.key, trace, deadline, payload: self.payload }, attempts, asker }
     }
 
-    pub(crate) fn asker(&mut self) -> &mut Option<Arc<dyn Asked>> {
-        &mut self.rare.get_or_insert_default().asker
+    pub(crate) fn asker(&mut self) -> &mut Option<Arc<dyn AskHandle>> {
+        &mut self.extras.get_or_insert_default().asker
     }
 }
 
@@ -96,7 +95,7 @@ mod tests {
 
     #[test]
     #[cfg(target_pointer_width = "64")]
-    fn an_envelope_adds_four_words_to_a_payload() {
+    fn envelope_adds_four_words_to_a_payload() {
         assert_eq!(size_of::<Envelope<u64>>(), 8 + 4 * 8);
     }
 }

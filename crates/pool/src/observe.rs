@@ -1,9 +1,9 @@
-//! Spans and metrics, outside of the pool and of the handlers that they observe.
+//! Spans and metrics, as decorators around handlers and as an observer of the pool.
 
 use metrics::{Counter, Gauge, Histogram};
 use tracing::field::Empty;
 
-use crate::{Context, Handler, Message, Reason};
+use crate::{Context, DeadLetterReason, Handler, Message};
 
 /// A handler with a span and metrics around each message; see the [table](crate#metrics-and-spans).
 ///
@@ -20,7 +20,7 @@ pub struct Observed<H> {
 }
 
 impl<H> Observed<H> {
-    /// Observes a handler. The metrics go to the recorder that is installed now.
+    /// Observes a handler. The metrics use the recorder that is installed now.
     pub fn new(inner: H) -> Self {
         Self {
             inner,
@@ -57,32 +57,33 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for Observed<H> {
         }
         context.set_trace(own);
         let start = context.now();
-        // Counted as failed until it has succeeded, so that a panic is counted.
-        let mut outcome = Outcome { observed: self, span: &span, ok: false };
+        // Counts as failed unless it succeeds, so that a panic is counted.
+        let mut attempt = AttemptRecorder { observed: self, span: &span, ok: false };
         let result = {
             let _current = own.enter();
             span.in_scope(|| self.inner.handle(message, context))
         };
         match &result {
-            Ok(()) => outcome.ok = true,
+            Ok(()) => attempt.ok = true,
             Err(error) => _ = span.record("error", tracing::field::display(error)),
         }
         self.service.record(context.now().saturating_duration_since(start));
         result
     }
 
-    fn reason(error: Self::Error) -> Reason {
+    fn reason(error: Self::Error) -> DeadLetterReason {
         H::reason(error)
     }
 }
 
-struct Outcome<'a, H> {
+/// Records the result of an attempt when dropped.
+struct AttemptRecorder<'a, H> {
     observed: &'a Observed<H>,
     span: &'a tracing::Span,
     ok: bool,
 }
 
-impl<H> Drop for Outcome<'_, H> {
+impl<H> Drop for AttemptRecorder<'_, H> {
     fn drop(&mut self) {
         let (counter, status) = if self.ok { (&self.observed.handled, "ok") } else { (&self.observed.failed, "error") };
         counter.increment(1);
@@ -106,11 +107,11 @@ pub enum Event {
     Merged,
     /// Not accepted.
     Rejected,
-    /// Failed, and to be tried again.
+    /// Failed and will be retried.
     Retried,
-    /// Its deadline passed before its turn came; a dead letter.
+    /// Became a dead letter, because its deadline passed before it was handled.
     Expired,
-    /// Dropped as the oldest of a full queue; a dead letter.
+    /// Became a dead letter, because it was the oldest in a full queue.
     Displaced,
     /// Became a dead letter, for any reason.
     DeadLettered,
@@ -118,7 +119,7 @@ pub enum Event {
     Forgotten,
     /// Returned by a shutdown.
     Returned,
-    /// It has ended: handled, dead-lettered or returned. Happens once to everything that was queued.
+    /// Ended: handled, dead-lettered or returned. Occurs once for every queued message.
     Ended,
 }
 
@@ -137,7 +138,7 @@ pub struct PoolMetrics {
 }
 
 impl PoolMetrics {
-    /// Metrics with this label, of the recorder that is installed now.
+    /// Creates metrics with this label. They use the recorder that is installed now.
     pub fn new(pool: impl Into<metrics::SharedString>) -> Self {
         let pool = pool.into();
         Self {
@@ -159,7 +160,7 @@ impl Observer for PoolMetrics {
         match event {
             Event::Submitted => {
                 self.submitted.increment(1);
-                // Not set to what the pool says: of two threads the one with the older number might come last.
+                // Incremented instead of set to the depth of the pool: two threads might set it in the wrong order.
                 self.depth.increment(1);
             }
             Event::Merged => self.submitted.increment(1),

@@ -52,17 +52,16 @@ impl<P> std::fmt::Debug for Overflow<P> {
     }
 }
 
-/// When a message whose handler returned an error is tried again. The other messages of its key wait for it.
+/// The retry policy for messages whose handler returned an error. The other messages of the key wait for the retry.
 ///
-/// A message that passed its budget on to a follow-up needs other budget to be tried again. If the pool is full, it becomes a
-/// dead letter.
+/// A message that passed its budget on to a follow-up needs new budget for a retry. If the pool is full, it becomes a dead letter.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Retry {
     /// The number of attempts, the first one included.
     pub attempts: u32,
-    /// The pause after the first failed attempt. Each further pause is twice as long. Default: 10 ms, long enough for a lock or
-    /// a leader to change and short enough for a caller.
+    /// The pause after the first failed attempt. Each further pause is twice as long. Default: 10 ms, long enough for a lock to be
+    /// released or a leader to be elected, and short enough for a waiting caller.
     pub first_pause: Duration,
     /// The maximum of a pause. Default: 10 s, so that the end of an outage is noticed within seconds.
     pub longest_pause: Duration,
@@ -98,16 +97,16 @@ impl Retry {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A pool has at least one worker.
-    #[error("workers is 0: a pool needs at least one")]
+    /// The number of workers is zero.
+    #[error("workers is 0: a pool needs at least one worker")]
     NoWorkers,
-    /// More workers than are supported.
+    /// The number of workers is above the supported maximum.
     #[error("workers is {0}: at most {max} are supported", max = Builder::<()>::MAX_WORKERS)]
     TooManyWorkers(usize),
-    /// A bound is zero, so nothing could be accepted.
-    #[error("{0} is 0: nothing would ever be accepted")]
+    /// A bound is zero, so no message would be accepted.
+    #[error("{0} is 0: no message would ever be accepted")]
     ZeroBound(&'static str),
-    /// A bound is larger than the counters of the pool.
+    /// A bound is larger than the counters of the pool support.
     #[error("{field} is {value}: at most {max} is supported")]
     HugeBound {
         /// The setting.
@@ -118,7 +117,7 @@ pub enum BuildError {
         max: usize,
     },
     /// A bound per key is larger than the bound of the pool.
-    #[error("{field} is {value}, more than the {total} of the whole pool: it would have no effect")]
+    #[error("{field} is {value}, which must not exceed the {total} of the whole pool")]
     KeyAboveTotal {
         /// The setting.
         field: &'static str,
@@ -128,18 +127,18 @@ pub enum BuildError {
         total: usize,
     },
     /// The number of attempts is zero.
-    #[error("retry.attempts is 0: a message is handed to the handler at least once")]
+    #[error("retry.attempts is 0: a message needs at least one attempt")]
     NoAttempts,
     /// The first pause is longer than the longest.
-    #[error("retry.first_pause is {first:?}, longer than retry.longest_pause, {longest:?}")]
+    #[error("retry.first_pause is {first:?}, which must not exceed retry.longest_pause, {longest:?}")]
     PausesReversed {
         /// The first pause.
         first: Duration,
         /// The longest pause.
         longest: Duration,
     },
-    /// The name of a thread cannot contain a NUL.
-    #[error("name has a NUL in it: {0:?}")]
+    /// The name contains a NUL, which a thread name cannot.
+    #[error("name contains a NUL: {0:?}")]
     NulInName(String),
     /// The operating system did not start a thread.
     #[error("cannot start worker thread {worker}: {source}")]
@@ -209,8 +208,8 @@ impl<P: Send + 'static> Builder<P> {
         Self { placement, ..self }
     }
 
-    /// Sets the maximum number of messages in the pool, those being handled included. Default: 65 536, which at a microsecond
-    /// each is a fifteenth of a second of work; a longer queue would only add latency.
+    /// Sets the maximum number of messages in the pool, including those being handled. Default: 65 536, which at a microsecond
+    /// each is 65 ms of work; a longer queue would only add latency.
     #[must_use]
     pub fn messages(self, messages: usize) -> Self {
         Self { messages, ..self }
@@ -248,7 +247,7 @@ impl<P: Send + 'static> Builder<P> {
         Self { overflow, ..self }
     }
 
-    /// Sets when a failed message is tried again. Default: never, because only the application knows which messages may be
+    /// Sets the retry policy. Default: no retries, because only the application knows which messages may be
     /// handled twice.
     #[must_use]
     pub fn retry(self, retry: Retry) -> Self {

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::sync::{Mutex, lock, thread};
 use crate::{AskError, BuildError, Builder, DeadLetters, Handler, Message, Placement, Reply, worker};
 
-/// Handles messages on threads: in order per key, bounded, with deadlines, retries and dead letters.
+/// A thread pool that handles messages in order per key, with bounded queues, deadlines, retries and dead letters.
 ///
 /// See the [crate](crate) for an example. Share it in an [`Arc`]. Dropping it [aborts](Self::abort) it and waits for the
 /// handlers that are running.
@@ -35,18 +35,18 @@ pub enum Submitted {
 #[non_exhaustive]
 pub enum SubmitError<P> {
     /// The pool is full.
-    #[error("the pool is full: try later, or choose an overflow policy")]
+    #[error("the pool is full: try again later, or choose another overflow policy")]
     Full(Message<P>),
     /// It is larger than the bound on bytes, so it can never be accepted.
-    #[error("the message is larger than the bytes the pool may hold")]
+    #[error("the message is larger than the pool's bound on bytes")]
     TooLarge(Message<P>),
-    /// The pool drains or is closed.
+    /// The pool is draining or closed.
     #[error("the pool is shutting down")]
     Closed(Message<P>),
 }
 
 impl<P> SubmitError<P> {
-    /// The message.
+    /// Returns the message.
     pub fn into_message(self) -> Message<P> {
         match self {
             Self::Full(message) | Self::TooLarge(message) | Self::Closed(message) => message,
@@ -81,11 +81,11 @@ pub struct Stats {
     pub failed: u64,
     /// Attempts that panicked.
     pub panicked: u64,
-    /// Failed attempts after which there was another.
+    /// Failed attempts that were followed by another one.
     pub retried: u64,
-    /// Dead because their deadline had passed.
+    /// Dead letters whose deadline had passed.
     pub expired: u64,
-    /// Dead because they were the oldest in a full queue.
+    /// Dead letters that were the oldest in a full queue.
     pub displaced: u64,
     /// Dead letters, for any reason.
     pub dead_lettered: u64,
@@ -99,7 +99,7 @@ pub struct Stats {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Shutdown<P> {
-    /// The messages that were accepted and not begun.
+    /// The messages that were accepted and not started.
     pub returned: Vec<Message<P>>,
     /// The number of workers that were still in a handler. Their threads end when the handlers return.
     pub running: usize,
@@ -109,15 +109,15 @@ pub struct Shutdown<P> {
 #[cfg(target_os = "linux")]
 fn lower_priority(niceness: u8) {
     if niceness > 0 {
-        // On Linux this concerns the calling thread alone.
+        // On Linux this changes only the calling thread.
         let lowered = rustix::process::nice(niceness.into());
         if let Err(error) = lowered {
-            tracing::debug!(%error, "the priority of a worker thread stays as it is");
+            tracing::debug!(%error, niceness, "cannot lower the priority of a worker thread");
         }
     }
 }
 
-/// Elsewhere the priority is that of the process.
+/// Other systems have no priority per thread.
 #[cfg(not(target_os = "linux"))]
 fn lower_priority(_: u8) {}
 
@@ -134,7 +134,7 @@ impl<P: Send + 'static> Pool<P> {
         for worker in 0..engine.workers() {
             let engine = Arc::clone(&engine);
             let thread = thread::Builder::new().name(format!("{name}-{worker}"));
-            // On an error the pool is dropped, and what was started ends.
+            // On an error the pool is dropped, which stops the threads that were started.
             let thread = thread.spawn(move || {
                 lower_priority(niceness);
                 worker::run(&engine, worker);
@@ -166,7 +166,7 @@ impl<P: Send + 'static> Pool<P> {
     /// Submits a message that carries a [`Reply`], and awaits the answer.
     ///
     /// It fails if the message is not accepted, becomes a dead letter or is returned by a shutdown, or if the handler drops the
-    /// reply. A reply may be passed on in follow-ups: if one of them is not handled, the question ends with the last of them.
+    /// reply. A reply may be passed on in follow-ups: if one of them is not handled, the call fails when the last of them has ended.
     ///
     /// Cancellation: if the future is dropped, for example after a timeout, a message that is queued is still handled.
     /// [`Reply::is_wanted`] is then false, and [`Reply::send`] returns the value to the handler.
@@ -180,7 +180,7 @@ impl<P: Send + 'static> Pool<P> {
     /// let handler = |message: &mut Message<Double>, _: &mut Context<'_, Double>| {
     ///     let Double(number, reply) = &mut message.payload;
     ///     if reply.is_wanted() {
-    ///         // The asker may leave while the answer is computed. That is no error.
+    ///         // Fails if the caller drops its future meanwhile, which is not an error.
     ///         _ = reply.send(*number * 2);
     ///     }
     ///     Ok::<(), std::convert::Infallible>(())
@@ -201,8 +201,8 @@ impl<P: Send + 'static> Pool<P> {
         &self.engine.dead_letters
     }
 
-    /// Returns the number of messages in the pool, those being handled included. Up to a 64th of the bound may have ended
-    /// already, because busy workers return budget in batches.
+    /// Returns the number of messages in the pool, including those being handled. Up to a 64th of the bound may already have ended,
+    /// because busy workers return budget in batches.
     pub fn depth(&self) -> usize {
         self.engine.depth().messages()
     }
@@ -227,16 +227,16 @@ impl<P: Send + 'static> Pool<P> {
         self.engine.placement
     }
 
-    /// Shuts down gracefully: accepts only follow-up messages, and waits until all messages are handled or the time is over. Then
-    /// the pool is closed, and messages that were not begun are returned.
+    /// Shuts down gracefully: accepts only follow-up messages, and waits until all messages are handled or the timeout has passed. Then
+    /// the pool is closed, and messages that were not started are returned.
     ///
-    /// It waits no longer than that, even if a handler does not return. A handler that calls it waits for itself.
-    pub fn drain(&self, patience: Duration) -> Shutdown<P> {
-        self.engine.drain(patience);
+    /// It does not wait longer, even if a handler does not return. A handler must not call it, because it would wait for itself.
+    pub fn drain(&self, timeout: Duration) -> Shutdown<P> {
+        self.engine.drain(timeout);
         self.abort()
     }
 
-    /// Shuts down at once: closes the pool, and returns the messages that were not begun. It does not wait for running handlers.
+    /// Shuts down at once: closes the pool, and returns the messages that were not started. It does not wait for running handlers.
     pub fn abort(&self) -> Shutdown<P> {
         let returned = self.engine.close();
         let running = self.engine.running();
@@ -246,12 +246,12 @@ impl<P: Send + 'static> Pool<P> {
         Shutdown { returned, running }
     }
 
-    /// Waits for the threads to end, but for the one that asks.
+    /// Waits for all threads to end, except for the calling thread.
     fn join(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
             if thread.thread().id() != thread::current().id() {
-                // A worker does not panic: what may panic in it is caught.
+                // A worker does not panic: panics of application code are caught.
                 let _ = thread.join();
             }
         }

@@ -1,4 +1,4 @@
-//! The same pool without threads: seeded, in virtual time, stepped by the caller.
+//! A deterministic pool for tests: without threads, seeded, in virtual time, stepped by the caller.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use crate::ask::question;
 use crate::clock::Clock;
-use crate::engine::{Engine, Hand, Look};
+use crate::engine::{Engine, NextWork, WorkerState};
 use crate::{AskError, Builder, DeadLetters, Handler, Message, Reply, Shutdown, Stats, SubmitError, Submitted};
 
-/// A pool for tests, made by [`Builder::simulate`]: nothing happens but in [`step`](Self::step), time stands still but for
-/// [`advance`](Self::advance), and the same seed gives the same order.
+/// A deterministic pool for tests, created by [`Builder::simulate`]. Messages are handled only in [`step`](Self::step), the time
+/// changes only in [`advance`](Self::advance), and the same seed gives the same order.
 ///
-/// It is the real pool with its bounds, policies, retries and dead letters; only the threads are missing. With
-/// [`Placement::Moving`](crate::Placement::Moving) any ready key may be next, so running a test with many seeds shows it the
-/// orders that idle workers might bring about.
+/// It has the bounds, policies, retries and dead letters of the real pool, but no threads. With
+/// [`Placement::Moving`](crate::Placement::Moving) any ready key may be next, so a test with many seeds covers the orders that idle
+/// workers may cause.
 ///
 /// ```
 /// use std::convert::Infallible;
@@ -41,14 +41,14 @@ use crate::{AskError, Builder, DeadLetters, Handler, Message, Reply, Shutdown, S
 /// assert_eq!(order(1), order(1));
 /// for seed in 0..100 {
 ///     let seen = order(seed);
-///     let place = |name| seen.iter().position(|&other| other == name);
-///     assert!(place("a1") < place("a2"), "the order of a key is kept");
+///     let position = |name| seen.iter().position(|&other| other == name);
+///     assert!(position("a1") < position("a2"), "messages of a key stay in order");
 /// }
 /// ```
 pub struct Simulation<P: Send + 'static> {
     engine: Engine<P>,
     random: fastrand::Rng,
-    hand: Hand<P>,
+    state: WorkerState<P>,
 }
 
 impl<P: Send + 'static> Simulation<P> {
@@ -56,7 +56,7 @@ impl<P: Send + 'static> Simulation<P> {
         Self {
             engine: Engine::new(options, handler, Clock::stopped()),
             random: fastrand::Rng::with_seed(seed),
-            hand: Hand::of(0),
+            state: WorkerState::of(0),
         }
     }
 
@@ -66,8 +66,8 @@ impl<P: Send + 'static> Simulation<P> {
         self.engine.try_submit(message, None)
     }
 
-    /// Submits a message that carries a [`Reply`], and steps until it is answered. If nothing is left to do before that, the
-    /// question is [unanswered](AskError::Unanswered).
+    /// Submits a message that carries a [`Reply`], and steps until it is answered. If no message is left before that, the result
+    /// is [`AskError::Unanswered`].
     pub fn ask<R: Send + 'static>(&mut self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
         let (reply, asker, mut answer) = question();
         self.engine.try_submit(message(reply), Some(asker)).map_err(AskError::NotSubmitted)?;
@@ -88,15 +88,15 @@ impl<P: Send + 'static> Simulation<P> {
         let first = self.random.usize(..workers);
         let choice = self.random.usize(..);
         let mut homes = (0..workers).map(|offset| (first + offset) % workers);
-        let next = homes.find_map(|home| self.engine.next_of(home, choice, &mut self.hand));
+        let next = homes.find_map(|home| self.engine.next_of(home, choice, &mut self.state));
         let Some(envelope) = next else { return false };
-        self.engine.handle(envelope, &mut self.hand);
-        self.engine.settle(&mut self.hand);
-        self.engine.flush(&mut self.hand);
+        self.engine.handle(envelope, &mut self.state);
+        self.engine.settle(&mut self.state);
+        self.engine.flush(&mut self.state);
         true
     }
 
-    /// Steps until nothing is left, and advances the time to the next retry whenever no message is ready. Returns the number of
+    /// Steps until no message is left, and advances the time to the next retry if no message is ready. Returns the number of
     /// steps and advances, at most `limit`.
     pub fn run(&mut self, limit: usize) -> usize {
         (0..limit).take_while(|_| self.step_or_advance()).count()
@@ -106,8 +106,8 @@ impl<P: Send + 'static> Simulation<P> {
         if self.step() {
             return true;
         }
-        let looks = (0..self.engine.workers()).map(|worker| self.engine.look(worker));
-        let Some(Look::Later(time)) = looks.min_by_key(|look| look.time()) else { return false };
+        let next = (0..self.engine.workers()).map(|worker| self.engine.next_work(worker));
+        let Some(NextWork::Later(time)) = next.min_by_key(|next| next.time()) else { return false };
         self.advance(time);
         true
     }

@@ -1,10 +1,10 @@
 //! The queue of one stripe: messages in a slab, linked per key, and the keys that are ready.
 //!
-//! A core: it has no lock, thread or clock. Messages arrive in batches, in the order of their submission. A message whose key is
-//! free is handed out straight from the batch; a message whose key is busy is *sorted in*, to wait in the slab. So the slab holds
-//! only messages that wait for their key, and stays small. A key exists here only while it has a message sorted in or being
-//! handled. It is in one of three states, and only a `Ready` or absent key is handed out, so no two messages of a key are handled
-//! at once:
+//! It has no lock, thread or clock. Messages arrive in batches, in the order of their submission. A message whose key is free is
+//! dequeued directly from the batch; a message whose key is busy is *sorted in* and waits in the slab. So the slab holds only messages
+//! that wait for their key, and stays small. A key exists here only while it has a message that is sorted in or being handled. It is
+//! in one of three states, and only messages of a `Ready` or absent key are dequeued, so no two messages of a key are handled at the
+//! same time:
 //!
 //! ```text
 //!             next, from the arrivals
@@ -12,14 +12,14 @@
 //!     │       sorted in             next  ▼  done, nothing queued
 //!  (absent) ──────▶ Ready ──────────────▶ Running ─────────────────────▶ (absent)
 //!                     ▲                    │   │
-//!                     │ done, more queued  │   │ again: the message goes back to the front
+//!                     │ done, more queued  │   │ retry: the message goes back to the front
 //!                     ├────────────────────┘   ▼
 //!                     └────────────────────── Held, until it is due
 //!                        due
 //! ```
 //!
 //! [`Tracking`] decides what is stored for a key that is being handled and has nothing queued. Usually that is less than a queue,
-//! because creating and removing a queue is most of the cost of a message here.
+//! because creating and removing a queue would be most of the cost of a message here.
 #![expect(
     clippy::inline_always,
     reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
@@ -36,7 +36,7 @@ use slab::Slab;
 use crate::Key;
 use crate::message::Envelope;
 
-/// A key that was handed out with a message; given back by [`Stripe::done`] or [`Stripe::again`].
+/// A token for the key of a dequeued message, until [`Stripe::done`] or [`Stripe::retry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turn(u32);
 
@@ -46,66 +46,67 @@ impl Turn {
 }
 
 const NIL: u32 = u32::MAX;
-/// Set in a turn that counts in `running` and not in `queues`.
+/// Set in a turn that is an index of `running` and not of `queues`.
 const RUNNING: u32 = 1 << 31;
 
-/// What a stripe remembers of a key that is being handled while it has nothing queued.
+/// What a stripe stores for a key that is being handled and has no queued messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tracking {
-    /// Nothing. Only one worker takes from the stripe, so no other could handle another message of the key.
+    /// Nothing: only one worker takes messages from the stripe.
     Nothing,
-    /// That it is, in a list as long as there are workers.
+    /// The key, in a list with at most one entry per worker.
     Key,
-    /// A queue, for those who ask what it holds.
+    /// A queue with the number of messages and bytes of the key.
     Load,
 }
 
 pub(crate) struct Stripe<P> {
     messages: Slab<Node<P>>,
-    queues: Slab<Queue>,
+    queues: Slab<KeyQueue>,
     /// Finds the queue of a key.
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    /// Every queue in state `Ready`. What is no longer in that state when its turn comes is passed over.
+    /// Contains every queue in state `Ready`. Queues that are no longer in that state are skipped.
     ready: VecDeque<u32>,
     /// Queues in state `Held`, each once.
     held: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// What has arrived and is not sorted in, in order. Behind everything that is.
+    /// Messages that have not been sorted in, in order. They are behind all messages that have.
     arrivals: VecDeque<Envelope<P>>,
-    /// Whose turn it is.
+    /// Whether [`next`](Self::next) tries the arrivals before the ready keys. Alternates.
     arrivals_first: bool,
     tracking: Tracking,
-    /// Keys being handled that had nothing queued when their turn began. Vacant places are used again.
-    running: Vec<Option<Running>>,
+    /// Keys being handled that had no queued messages when their turn began. Free slots are reused.
+    running: Vec<Option<RunningKey>>,
 }
 
-/// How many arrivals are sorted in at most before a ready key has its turn.
-const SORT_IN: usize = 32;
+/// The maximum number of arrivals that are sorted in before a ready key has its turn.
+const MAX_SORT_IN: usize = 32;
 
 struct Node<P> {
     envelope: Envelope<P>,
     next: u32,
 }
 
-struct Queue {
+struct KeyQueue {
     key: Key,
     head: u32,
     tail: u32,
-    state: State,
-    /// What the key holds, the message being handled included.
+    state: KeyState,
+    /// The number of messages of the key, including the one being handled.
     count: usize,
+    /// The bytes of these messages.
     bytes: usize,
 }
 
-struct Running {
+struct RunningKey {
     key: Key,
     bytes: usize,
-    /// Its queue, once it has one.
+    /// The queue of the key, or [`NIL`].
     queue: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum KeyState {
     Ready,
     Running,
     Held,
@@ -130,8 +131,9 @@ impl<P> Stripe<P> {
     /// Queues a message behind the others of its key.
     fn push(&mut self, envelope: Envelope<P>) {
         let key = envelope.key;
-        let number = self.busy(key).unwrap_or_else(|| {
-            let number = self.insert(Queue { key, head: NIL, tail: NIL, state: State::Ready, count: 0, bytes: 0 });
+        let number = self.busy_queue(key).unwrap_or_else(|| {
+            let number =
+                self.insert(KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Ready, count: 0, bytes: 0 });
             self.ready.push_back(number);
             number
         });
@@ -149,7 +151,7 @@ impl<P> Stripe<P> {
         }
     }
 
-    fn insert(&mut self, queue: Queue) -> u32 {
+    fn insert(&mut self, queue: KeyQueue) -> u32 {
         let Self { index, queues, hasher, .. } = self;
         let number = id(queues.insert(queue));
         let hash = |&number: &u32| hasher.hash_one(queues[number as usize].key.0);
@@ -157,7 +159,7 @@ impl<P> Stripe<P> {
         number
     }
 
-    /// The buffer to which arrivals are appended.
+    /// Returns the buffer of arrivals, to append to.
     pub(crate) fn arrivals(&mut self) -> &mut VecDeque<Envelope<P>> {
         &mut self.arrivals
     }
@@ -169,16 +171,15 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// The message whose turn it is: of the key that has waited longest since it was ready, and of the first arrivals, by
-    /// turns; of the latter only, if nothing else is. `now` is called only if keys are held. The turn goes
-    /// into `turn`, because in a tuple the message would be copied once more.
+    /// Dequeues the next message: alternately from the arrivals and from the key that has been ready longest. `now` is called only if
+    /// keys are held. The turn is returned in `turn`, because a tuple would copy the message once more.
     #[inline(always)]
     pub(crate) fn next(&mut self, now: impl FnOnce() -> Instant, turn: &mut Turn) -> Option<Envelope<P>> {
         self.release_due(now);
         self.arrivals_first = !self.arrivals_first;
         if self.arrivals_first || self.ready.is_empty() {
-            // What has to be sorted in first is limited only if there is something else to do.
-            let limit = if self.ready.is_empty() { usize::MAX } else { SORT_IN };
+            // Sorting in is limited only if a ready key is waiting.
+            let limit = if self.ready.is_empty() { usize::MAX } else { MAX_SORT_IN };
             let next = self.next_arrival(limit, turn);
             if next.is_some() {
                 return next;
@@ -192,16 +193,16 @@ impl<P> Stripe<P> {
         for _ in 0..limit {
             let first = self.arrivals.front()?;
             let (key, bytes) = (first.key, first.bytes);
-            if let Some(number) = self.busy(key) {
+            if let Some(number) = self.busy_queue(key) {
                 let envelope = self.arrivals.pop_front()?;
                 self.link(number, envelope);
                 continue;
             }
             *turn = match self.tracking {
                 Tracking::Nothing => Turn::UNTRACKED,
-                Tracking::Key => Turn(self.run(Running { key, bytes, queue: NIL })),
+                Tracking::Key => Turn(self.run(RunningKey { key, bytes, queue: NIL })),
                 Tracking::Load => {
-                    Turn(self.insert(Queue { key, head: NIL, tail: NIL, state: State::Running, count: 1, bytes }))
+                    Turn(self.insert(KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Running, count: 1, bytes }))
                 }
             };
             return self.arrivals.pop_front();
@@ -209,7 +210,7 @@ impl<P> Stripe<P> {
         None
     }
 
-    fn run(&mut self, running: Running) -> u32 {
+    fn run(&mut self, running: RunningKey) -> u32 {
         let vacant = self.running.iter().position(Option::is_none).unwrap_or_else(|| {
             self.running.push(None);
             self.running.len() - 1
@@ -218,32 +219,32 @@ impl<P> Stripe<P> {
         id(vacant) | RUNNING
     }
 
-    /// The queue of a key for which one of its messages is queued or being handled.
+    /// Returns the queue of a key that has a message queued or being handled. Creates it if necessary.
     #[inline(always)]
-    fn busy(&mut self, key: Key) -> Option<u32> {
-        if let Some(place) = self.running.iter().position(|running| running.as_ref().is_some_and(|it| it.key == key)) {
-            return Some(self.queue_of_running(place));
+    fn busy_queue(&mut self, key: Key) -> Option<u32> {
+        if let Some(slot) = self.running.iter().position(|running| running.as_ref().is_some_and(|it| it.key == key)) {
+            return Some(self.queue_of_running(slot));
         }
         self.find(key)
     }
 
     #[cold]
-    fn queue_of_running(&mut self, place: usize) -> u32 {
-        let Some(Running { key, bytes, queue: NIL }) = self.running[place] else {
-            return self.running[place].as_ref().map_or(NIL, |running| running.queue);
+    fn queue_of_running(&mut self, slot: usize) -> u32 {
+        let Some(RunningKey { key, bytes, queue: NIL }) = self.running[slot] else {
+            return self.running[slot].as_ref().map_or(NIL, |running| running.queue);
         };
-        let queue = self.insert(Queue { key, head: NIL, tail: NIL, state: State::Running, count: 1, bytes });
-        self.running[place] = Some(Running { key, bytes, queue });
+        let queue = self.insert(KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Running, count: 1, bytes });
+        self.running[slot] = Some(RunningKey { key, bytes, queue });
         queue
     }
 
-    /// The queue of the key whose turn ends, if it has one.
+    /// Ends a turn. Returns the queue of its key, or [`NIL`].
     #[inline(always)]
     fn end(&mut self, turn: Turn) -> u32 {
         match turn.0 {
             NIL => NIL,
-            place if place & RUNNING != 0 => {
-                self.running[(place & !RUNNING) as usize].take().map_or(NIL, |running| running.queue)
+            slot if slot & RUNNING != 0 => {
+                self.running[(slot & !RUNNING) as usize].take().map_or(NIL, |running| running.queue)
             }
             number => number,
         }
@@ -259,7 +260,7 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Of the `choice`th ready key, modulo their number: for a simulation, which sorts in everything before.
+    /// Dequeues a message of the `choice`th ready key, modulo their number. For a simulation, which sorts in all arrivals before.
     pub(crate) fn next_of(&mut self, choice: usize, now: Instant, turn: &mut Turn) -> Option<Envelope<P>> {
         self.release_due(|| now);
         loop {
@@ -281,24 +282,24 @@ impl<P> Stripe<P> {
             && due <= now
         {
             self.held.pop();
-            self.queues[number as usize].state = State::Ready;
+            self.queues[number as usize].state = KeyState::Ready;
             self.ready.push_back(number);
         }
     }
 
-    /// Takes the first message of a queue if it is ready, or removes it if it was emptied.
+    /// Dequeues the first message of a ready queue, or removes the queue if it is empty.
     fn start(&mut self, Turn(number): Turn) -> Option<Envelope<P>> {
-        self.queues.get(number as usize).filter(|queue| queue.state == State::Ready)?;
+        self.queues.get(number as usize).filter(|queue| queue.state == KeyState::Ready)?;
         let first = self.unlink_first(number);
         if first.is_some() {
-            self.queues[number as usize].state = State::Running;
+            self.queues[number as usize].state = KeyState::Running;
         } else {
             self.remove(number);
         }
         first
     }
 
-    /// Ends the turn of a key whose message has ended.
+    /// Ends a turn whose message has ended.
     #[inline]
     pub(crate) fn done(&mut self, turn: Turn, bytes: usize) {
         let number = self.end(turn);
@@ -311,17 +312,17 @@ impl<P> Stripe<P> {
         if queue.head == NIL {
             self.remove(number);
         } else {
-            queue.state = State::Ready;
+            queue.state = KeyState::Ready;
             self.ready.push_back(number);
         }
     }
 
-    /// Ends the turn of a key whose message is to be tried again when it is `due`; the others of the key wait for it.
-    pub(crate) fn again(&mut self, turn: Turn, envelope: Envelope<P>, due: Instant) {
+    /// Ends a turn whose message will be retried when it is `due`. The other messages of the key wait for it.
+    pub(crate) fn retry(&mut self, turn: Turn, envelope: Envelope<P>, due: Instant) {
         let (key, bytes) = (envelope.key, envelope.bytes);
         let own = self.end(turn);
         let number = if own == NIL {
-            let queue = Queue { key, head: NIL, tail: NIL, state: State::Held, count: 0, bytes: 0 };
+            let queue = KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Held, count: 0, bytes: 0 };
             let number = self.find(key).unwrap_or_else(|| self.insert(queue));
             let queue = &mut self.queues[number as usize];
             queue.count += 1;
@@ -337,26 +338,26 @@ impl<P> Stripe<P> {
         if queue.tail == NIL {
             queue.tail = node;
         }
-        queue.state = State::Held;
+        queue.state = KeyState::Held;
         self.held.push(Reverse((due, number)));
     }
 
-    /// Whether a key is ready.
+    /// Returns whether a key is ready.
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Whether a key is ready, or might be once the arrivals are sorted in.
+    /// Returns whether a key is ready, or may be after the arrivals have been sorted in.
     pub(crate) fn has_work(&self) -> bool {
         self.has_ready() || !self.arrivals.is_empty()
     }
 
-    /// When the first of the held keys is due.
+    /// Returns when the first held key is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.held.peek().map(|Reverse((due, _))| *due)
     }
 
-    /// What a key holds: messages and bytes, the one being handled included.
+    /// Returns the messages and bytes of a key, including the message being handled.
     pub(crate) fn load(&self, key: Key) -> (usize, usize) {
         self.find(key).map_or((0, 0), |number| {
             let queue = &self.queues[number as usize];
@@ -364,19 +365,19 @@ impl<P> Stripe<P> {
         })
     }
 
-    /// Takes out the oldest queued message of the key.
+    /// Removes the oldest queued message of the key.
     pub(crate) fn pop_oldest(&mut self, key: Key) -> Option<Envelope<P>> {
         let number = self.find(key)?;
-        self.pop_of(number)
+        self.pop_from(number)
     }
 
-    /// Takes out the oldest queued message of the key that has waited longest for its turn.
+    /// Removes the oldest queued message of the key that has been ready longest.
     pub(crate) fn pop_oldest_of_any(&mut self) -> Option<Envelope<P>> {
         loop {
             let number = *self.ready.front()?;
-            match self.queues.get(number as usize).filter(|queue| queue.state == State::Ready) {
-                Some(queue) if queue.head != NIL => return self.pop_of(number),
-                // Emptied before. Removed here, because stuck workers do not, and keys would add up.
+            match self.queues.get(number as usize).filter(|queue| queue.state == KeyState::Ready) {
+                Some(queue) if queue.head != NIL => return self.pop_from(number),
+                // Remove an empty queue here, because workers may be stuck, and empty queues would accumulate.
                 Some(_) => self.remove(number),
                 None => {}
             }
@@ -384,10 +385,10 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Takes a queued message out of a queue. The queue stays, in `ready` or running, and is removed from there.
-    fn pop_of(&mut self, number: u32) -> Option<Envelope<P>> {
-        // What a held key is held for is not in the way: it is being handled, with a pause.
-        if self.queues[number as usize].state == State::Held {
+    /// Removes the first message of a queue. The queue stays, even if it is empty, until its next turn.
+    fn pop_from(&mut self, number: u32) -> Option<Envelope<P>> {
+        // The first message of a held key waits for its retry and is not dropped.
+        if self.queues[number as usize].state == KeyState::Held {
             return None;
         }
         let envelope = self.unlink_first(number)?;
@@ -397,14 +398,14 @@ impl<P> Stripe<P> {
         Some(envelope)
     }
 
-    /// The newest queued message of the key, to be changed.
+    /// Returns the newest queued message of the key.
     pub(crate) fn newest(&mut self, key: Key) -> Option<&mut Envelope<P>> {
         let number = self.find(key)?;
         let tail = self.queues[number as usize].tail;
         self.messages.get_mut(tail as usize).map(|node| &mut node.envelope)
     }
 
-    /// A queued message of the key was changed, and with it its size.
+    /// Updates the bytes of a key after a queued message has changed its size.
     pub(crate) fn resize(&mut self, key: Key, from: usize, to: usize) {
         if let Some(number) = self.find(key) {
             let queue = &mut self.queues[number as usize];
@@ -412,7 +413,7 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Takes out everything that is queued and sorted in, key by key. Keys being handled stay.
+    /// Removes all messages that are sorted in, key by key. Keys being handled stay.
     pub(crate) fn clear(&mut self) -> Vec<Envelope<P>> {
         let mut all = Vec::with_capacity(self.messages.len());
         let numbers: Vec<u32> = self.queues.iter().map(|(number, _)| id(number)).collect();
@@ -423,7 +424,7 @@ impl<P> Stripe<P> {
                 queue.bytes -= envelope.bytes;
                 all.push(envelope);
             }
-            if self.queues[number as usize].state != State::Running {
+            if self.queues[number as usize].state != KeyState::Running {
                 self.remove(number);
             }
         }
@@ -469,7 +470,7 @@ impl<P> Stripe<P> {
 }
 
 fn id(index: usize) -> u32 {
-    // The number of messages is limited far below 2^31.
+    // The number of messages is limited to far less than 2^31.
     u32::try_from(index).expect("a stripe holds fewer than 2^32 messages")
 }
 
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum Operation {
         Push(u64),
         Next,
         NextOf(usize),
@@ -501,35 +502,35 @@ mod tests {
         Newest(u64),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn operation() -> impl Strategy<Value = Operation> {
         prop_oneof![
-            4 => (0..5_u64).prop_map(Step::Push),
-            3 => Just(Step::Next),
-            1 => any::<usize>().prop_map(Step::NextOf),
-            3 => any::<usize>().prop_map(Step::Done),
-            1 => (any::<usize>(), 0..9_u64).prop_map(|(which, due)| Step::Again(which, due)),
-            1 => (0..5_u64).prop_map(Step::PopOldest),
-            1 => Just(Step::PopAny),
-            1 => (0..5_u64).prop_map(Step::Newest),
+            4 => (0..5_u64).prop_map(Operation::Push),
+            3 => Just(Operation::Next),
+            1 => any::<usize>().prop_map(Operation::NextOf),
+            3 => any::<usize>().prop_map(Operation::Done),
+            1 => (any::<usize>(), 0..9_u64).prop_map(|(which, due)| Operation::Again(which, due)),
+            1 => (0..5_u64).prop_map(Operation::PopOldest),
+            1 => Just(Operation::PopAny),
+            1 => (0..5_u64).prop_map(Operation::Newest),
         ]
     }
 
     #[test]
-    fn keys_that_were_emptied_do_not_add_up() {
+    fn empty_queues_do_not_accumulate() {
         let mut stripe = Stripe::new(Tracking::Key);
         for key in 0..100 {
             stripe.push(envelope(key, 1));
             assert_eq!(stripe.pop_oldest_of_any().unwrap().key, Key(key));
-            assert!(stripe.queues.len() == 1 && stripe.ready.len() == 1, "only the last one is still there");
+            assert!(stripe.queues.len() == 1 && stripe.ready.len() == 1, "only the last queue exists");
         }
         assert!(stripe.pop_oldest_of_any().is_none() && stripe.is_empty());
     }
 
     proptest! {
-        /// Against a plain list per key: everything comes out once, in the order of its key, one at a time per key.
+        /// Compares the stripe with a list per key: every message is dequeued once, in the order of its key, one at a time per key.
         #[test]
-        fn every_message_comes_out_once_in_the_order_of_its_key(
-            steps in prop::collection::vec(step(), 0..200),
+        fn messages_are_dequeued_once_in_order_per_key(
+            operations in prop::collection::vec(operation(), 0..200),
             tracking in prop_oneof![Just(Tracking::Nothing), Just(Tracking::Key), Just(Tracking::Load)],
         ) {
             let mut stripe = Stripe::new(tracking);
@@ -537,22 +538,22 @@ mod tests {
             let mut running: Vec<(Turn, Envelope<u32>)> = Vec::new();
             let base = Instant::now();
             let (mut pushed, mut time) = (0, base);
-            for step in steps {
+            for operation in operations {
                 time += Duration::from_millis(1);
-                if matches!(step, Step::PopOldest(_) | Step::PopAny | Step::Newest(_)) {
+                if matches!(operation, Operation::PopOldest(_) | Operation::PopAny | Operation::Newest(_)) {
                     stripe.sort_in();
                 }
-                match step {
-                    Step::Push(key) => {
+                match operation {
+                    Operation::Push(key) => {
                         pushed += 1;
                         model.entry(key).or_default().push_back(pushed);
                         stripe.arrivals().push_back(envelope(key, pushed));
                     }
                     // Without tracking there is only one worker.
-                    Step::Next | Step::NextOf(_) if tracking == Tracking::Nothing && !running.is_empty() => {}
-                    Step::Next | Step::NextOf(_) => {
+                    Operation::Next | Operation::NextOf(_) if tracking == Tracking::Nothing && !running.is_empty() => {}
+                    Operation::Next | Operation::NextOf(_) => {
                         let mut turn = Turn::UNTRACKED;
-                        let next = if let Step::NextOf(choice) = step {
+                        let next = if let Operation::NextOf(choice) = operation {
                             stripe.sort_in();
                             stripe.next_of(choice, time, &mut turn)
                         } else {
@@ -565,23 +566,23 @@ mod tests {
                             running.push((turn, envelope));
                         }
                     }
-                    Step::Done(which) => if !running.is_empty() {
+                    Operation::Done(which) => if !running.is_empty() {
                         let (turn, envelope) = running.swap_remove(which % running.len());
                         stripe.done(turn, envelope.bytes);
                     },
-                    Step::Again(which, due) => if !running.is_empty() {
+                    Operation::Again(which, due) => if !running.is_empty() {
                         let (turn, envelope) = running.swap_remove(which % running.len());
                         model.get_mut(&envelope.key.0).unwrap().push_front(envelope.payload);
-                        stripe.again(turn, envelope, time + Duration::from_millis(due));
+                        stripe.retry(turn, envelope, time + Duration::from_millis(due));
                     },
-                    Step::PopOldest(key) => if let Some(envelope) = stripe.pop_oldest(Key(key)) {
+                    Operation::PopOldest(key) => if let Some(envelope) = stripe.pop_oldest(Key(key)) {
                         prop_assert_eq!(model.get_mut(&key).unwrap().pop_front(), Some(envelope.payload));
                     },
-                    Step::PopAny => if let Some(envelope) = stripe.pop_oldest_of_any() {
+                    Operation::PopAny => if let Some(envelope) = stripe.pop_oldest_of_any() {
                         let key = envelope.key.0;
                         prop_assert_eq!(model.get_mut(&key).unwrap().pop_front(), Some(envelope.payload));
                     },
-                    Step::Newest(key) => {
+                    Operation::Newest(key) => {
                         let newest = stripe.newest(Key(key)).map(|envelope| envelope.payload);
                         prop_assert_eq!(newest, model.get(&key).and_then(|queue| queue.back().copied()));
                     }
@@ -604,7 +605,7 @@ mod tests {
             stripe.sort_in();
             let rest: usize = model.values().map(VecDeque::len).sum();
             prop_assert_eq!(stripe.clear().len(), rest);
-            prop_assert!(stripe.is_empty(), "a key with nothing queued costs no memory");
+            prop_assert!(stripe.is_empty(), "an idle key uses no memory");
         }
     }
 }

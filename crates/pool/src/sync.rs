@@ -1,4 +1,4 @@
-//! Synchronization primitives, which the model checker replaces. All state that threads share uses them.
+//! Synchronization primitives, which the model checker replaces. All shared state uses them.
 
 #[cfg(not(loom))]
 pub(crate) use std::{
@@ -16,13 +16,13 @@ pub(crate) use loom::{
 
 use std::sync::PoisonError;
 
-/// Locks, whatever happened to earlier holders: user code that runs under a lock of ours (a coalescing function) is called
-/// where a panic leaves the state whole.
+/// Locks a mutex and ignores poisoning. Application code that runs under a lock, such as a coalescing function, is called only where a
+/// panic leaves the state consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps what one thread writes often off the cache lines of others.
+/// Aligns a value to its own cache lines, to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);

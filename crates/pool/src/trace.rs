@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 /// A W3C trace context: which trace a message belongs to, and which span caused it.
 ///
-/// It travels with the message, because a thread-local cannot follow it to another thread. Parse a `traceparent` header to
-/// come from another process, format it to go to one.
+/// It is part of the message, because a thread-local would be lost on another thread. To receive it from another process, parse a
+/// `traceparent` header; to send it, format it.
 ///
 /// ```
 /// use tidewire_pool::TraceContext;
@@ -28,15 +28,15 @@ pub struct TraceContext {
     flags: u8,
 }
 
-/// Why a `traceparent` header is not one.
+/// Error of parsing a `traceparent` header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// Not `version-trace-span-flags`, in lower-case hexadecimal digits of the right number.
-    #[error("a traceparent is 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case")]
+    /// The header does not have the format `version-trace-span-flags`, in lower-case hexadecimal digits.
+    #[error("expected a traceparent 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case")]
     Malformed,
-    /// The standard forbids ids that are all zero.
-    #[error("the trace id and the span id of a traceparent are not zero")]
+    /// The trace id or the span id is zero, which the standard forbids.
+    #[error("the trace id and the span id of a traceparent must not be zero")]
     Zero,
 }
 
@@ -45,41 +45,42 @@ thread_local! {
 }
 
 impl TraceContext {
-    /// Of no trace. The default.
+    /// The context of a message without a trace. The default.
     pub const NONE: Self = Self { trace: [0; 2], span: 0, flags: 0 };
 
-    /// A new trace, sampled.
+    /// Creates the context of a new, sampled trace.
     pub fn root() -> Self {
         Self { trace: [nonzero(), nonzero()], span: nonzero(), flags: 1 }
     }
 
-    /// A new span of the same trace. The child of none is none.
+    /// Creates a context with a new span in the same trace. Returns [`NONE`](Self::NONE) for `NONE`.
     #[must_use]
     pub fn child(self) -> Self {
         if self.is_none() { self } else { Self { span: nonzero(), ..self } }
     }
 
-    /// The context of the message that this thread is handling, under an [`Observed`](crate::Observed) handler; else none.
+    /// Returns the context of the message that this thread is handling in an [`Observed`](crate::Observed) handler, or else
+    /// [`NONE`](Self::NONE).
     pub fn current() -> Self {
         CURRENT.get()
     }
 
-    /// Makes it the current one until the guard is dropped.
+    /// Makes this the current context until the guard is dropped.
     pub(crate) fn enter(self) -> Entered {
         Entered { before: CURRENT.replace(self) }
     }
 
-    /// Whether it belongs to no trace.
+    /// Returns whether there is no trace.
     pub fn is_none(self) -> bool {
         self.trace == [0; 2]
     }
 
-    /// The id of the trace.
+    /// Returns the id of the trace.
     pub fn trace_id(self) -> u128 {
         u128::from(self.trace[0]) << 64 | u128::from(self.trace[1])
     }
 
-    /// The id of the span that caused the message.
+    /// Returns the id of the span that caused the message.
     pub fn span_id(self) -> u64 {
         self.span
     }
@@ -111,7 +112,7 @@ impl Default for TraceContext {
 }
 
 impl fmt::Display for TraceContext {
-    /// As a `traceparent` header.
+    /// Formats the context as a `traceparent` header.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id(), self.span, self.flags)
     }
@@ -136,7 +137,7 @@ impl FromStr for TraceContext {
             u128::from_str_radix(part, 16).map_err(|_| TraceError::Malformed)
         };
         let (version, trace, span, flags) = (hex(2)?, hex(32)?, hex(16)?, hex(2)?);
-        // A later version may append fields, which are ignored; version 00 has none, and ff is forbidden.
+        // A later version may append fields, which are ignored. Version 00 must not have them, and ff is forbidden.
         if version == 0xff || version == 0 && parts.next().is_some() {
             return Err(TraceError::Malformed);
         }

@@ -1,57 +1,57 @@
 //! The loop of a worker thread: take a message, handle it, search for more, sleep.
 
-use crate::engine::{Engine, Hand, Look};
+use crate::engine::{Engine, NextWork, WorkerState};
 use crate::sync::thread;
 
-/// How often a worker looks for new work before it sleeps. Falling asleep and being woken costs both sides some
-/// microseconds, so looking for about as long is never much worse, and much better under load. Each look takes the line of
-/// the intake away from whoever submits, so they come ever less often, and find a batch rather than a message. The model
-/// checker sees none of it.
-const LOOKS: u32 = if cfg!(loom) { 0 } else { 24 };
-/// The longest pause between two looks is two to this power; from then on another thread is let run in between.
-const LONGEST: u32 = 7;
+/// The number of checks for new work before a worker sleeps. Sleeping and waking cost both sides some microseconds, so spinning for
+/// about as long is never much worse, and much better under load. Each check takes the cache line of the intake away from submitters,
+/// so the pauses between checks grow, which also lets a batch accumulate. The model checker does not spin.
+const MAX_CHECKS: u32 = if cfg!(loom) { 0 } else { 24 };
+/// The longest pause between two checks is two to this power of spins. After twice as many checks the thread also yields.
+const MAX_PAUSE_EXPONENT: u32 = 7;
 
 /// Runs until the pool is closed.
 pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
-    let mut hand = Hand::of(home);
+    let mut state = WorkerState::of(home);
     let mut searching = true;
     while !engine.is_closed() {
-        if let Some(envelope) = engine.next(home, &mut hand) {
-            if std::mem::take(&mut searching) && engine.idle.found() {
-                engine.hand_over(home);
+        if let Some(envelope) = engine.next(home, &mut state) {
+            if std::mem::take(&mut searching) && engine.idle.stop_search() {
+                engine.wake_next(home);
             }
-            engine.handle(envelope, &mut hand);
+            engine.handle(envelope, &mut state);
             continue;
         }
-        engine.flush(&mut hand);
+        engine.flush(&mut state);
         if !std::mem::replace(&mut searching, true) {
-            engine.idle.search();
+            engine.idle.start_search();
         }
         if spin(engine, home) {
             continue;
         }
         engine.idle.announce_sleep(home);
-        match engine.look(home) {
-            Look::Work => engine.idle.cancel_sleep(home),
-            Look::Later(time) => engine.idle.sleep(home, Some(time)),
-            Look::Nothing => engine.idle.sleep(home, None),
+        match engine.next_work(home) {
+            NextWork::Work => engine.idle.cancel_sleep(home),
+            NextWork::Later(time) => engine.idle.sleep(home, Some(time)),
+            NextWork::Nothing => engine.idle.sleep(home, None),
         }
     }
-    engine.settle(&mut hand);
-    engine.flush(&mut hand);
+    engine.settle(&mut state);
+    engine.flush(&mut state);
     if searching {
-        engine.idle.found();
+        engine.idle.stop_search();
     }
 }
 
+/// Spins until there may be work. Returns `false` if there was none.
 fn spin<P: Send + 'static>(engine: &Engine<P>, home: usize) -> bool {
-    (0..LOOKS).any(|look| {
-        for _ in 0..1 << look.min(LONGEST) {
+    (0..MAX_CHECKS).any(|check| {
+        for _ in 0..1 << check.min(MAX_PAUSE_EXPONENT) {
             std::hint::spin_loop();
         }
-        if look > 2 * LONGEST {
+        if check > 2 * MAX_PAUSE_EXPONENT {
             thread::yield_now();
         }
-        engine.smells_work(home)
+        engine.may_have_work(home)
     })
 }

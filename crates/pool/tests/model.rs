@@ -1,4 +1,4 @@
-//! The pool under a model checker: every interleaving of a few threads, up to a number of preemptions.
+//! Tests of the pool with the model checker loom: all interleavings of a few threads, up to a number of preemptions.
 //!
 //! `make model`
 #![cfg(loom)]
@@ -15,7 +15,7 @@ use loom::sync::Mutex;
 use loom::thread;
 use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool, Reply};
 
-/// Explores; `preemptions` keeps it within minutes.
+/// Runs the model checker. `preemptions` limits the search to minutes.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -23,7 +23,7 @@ fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A handler that remembers what it saw.
+/// A handler that records its messages.
 fn log() -> (Arc<Mutex<Vec<u32>>>, impl Handler<u32>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
@@ -36,7 +36,7 @@ fn log() -> (Arc<Mutex<Vec<u32>>>, impl Handler<u32>) {
 
 const FOREVER: Duration = Duration::MAX;
 
-/// Parking: a message is never left to a sleeping worker. Draining would never return.
+/// Parking: no wake-up of a worker is lost. Otherwise the drain would never return.
 #[test]
 fn no_wake_up_is_lost() {
     for placement in [Placement::Moving, Placement::Pinned] {
@@ -55,7 +55,7 @@ fn no_wake_up_is_lost() {
     }
 }
 
-/// The queue: two workers that take from each other keep the order of a key.
+/// Queues: two workers that take messages of each other's shards keep the order of a key.
 #[test]
 fn order_is_kept_when_keys_move() {
     explore(2, || {
@@ -69,9 +69,9 @@ fn order_is_kept_when_keys_move() {
     });
 }
 
-/// The bound: a submitter that waits for budget is woken when there is some.
+/// Budget: a waiting submitter is woken when budget is returned.
 #[test]
-fn a_waiting_submitter_is_woken() {
+fn waiting_submitter_is_woken() {
     explore(2, || {
         let (seen, handler) = log();
         let pool = Pool::builder().workers(1).messages(1).overflow(Overflow::Wait).start(handler).unwrap();
@@ -83,9 +83,9 @@ fn a_waiting_submitter_is_woken() {
     });
 }
 
-/// Shutdown: whatever is accepted while the pool closes is handled or returned, once.
+/// Shutdown: a message that is accepted while the pool closes is handled or returned, exactly once.
 #[test]
-fn a_shutdown_in_the_middle_loses_nothing() {
+fn shutdown_loses_no_message() {
     explore(2, || {
         let (seen, handler) = log();
         let pool = Arc::new(Pool::builder().workers(1).start(handler).unwrap());
@@ -106,25 +106,25 @@ impl Wake for Unpark {
     }
 }
 
-/// A handler that answers with 7, and what it was told: whether the answer was wanted, and what `send` returned.
-type Told = Arc<Mutex<Option<(bool, Result<(), u32>)>>>;
+/// A handler that answers with 7, and its record: whether the answer was wanted, and the result of `send`.
+type Recorded = Arc<Mutex<Option<(bool, Result<(), u32>)>>>;
 
-fn answering() -> (Told, impl Handler<Reply<u32>>) {
-    let told = Told::default();
-    let log = Arc::clone(&told);
+fn answering() -> (Recorded, impl Handler<Reply<u32>>) {
+    let recorded = Recorded::default();
+    let log = Arc::clone(&recorded);
     let handler = move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
         let wanted = message.payload.is_wanted();
         *log.lock().unwrap() = Some((wanted, message.payload.send(7)));
         Ok::<(), Infallible>(())
     };
-    (told, handler)
+    (recorded, handler)
 }
 
-/// Questions: the wake-up of an asker is not lost. It would wait for ever.
+/// Questions: the wake-up of an asker is not lost.
 #[test]
-fn an_asker_gets_its_answer() {
+fn asker_gets_its_answer() {
     explore(2, || {
-        let (told, handler) = answering();
+        let (recorded, handler) = answering();
         let pool = Pool::builder().workers(1).start(handler).unwrap();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut asking = pin!(pool.ask(|reply| Message::new(1, reply)));
@@ -136,28 +136,32 @@ fn an_asker_gets_its_answer() {
         };
         assert_eq!(answer.unwrap(), 7);
         pool.drain(FOREVER);
-        assert_eq!(*told.lock().unwrap(), Some((true, Ok(()))));
+        assert_eq!(*recorded.lock().unwrap(), Some((true, Ok(()))));
     });
 }
 
-/// Questions: an asker leaves at any moment. A handler that answers too late gets its answer back.
+/// Questions: an asker may leave at any time. A handler that answers too late gets its answer back.
 #[test]
-fn an_asker_that_leaves_closes_its_question() {
+fn leaving_asker_closes_its_question() {
     let outcomes = Arc::new(std::sync::Mutex::new(HashSet::new()));
     let seen = Arc::clone(&outcomes);
     explore(2, move || {
-        let (told, handler) = answering();
+        let (recorded, handler) = answering();
         let pool = Pool::builder().workers(1).start(handler).unwrap();
         let has_left = {
             let mut asking = pin!(pool.ask(|reply| Message::new(1, reply)));
             asking.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending()
         };
         pool.drain(FOREVER);
-        let (wanted, sent) = told.lock().unwrap().take().unwrap();
+        let (wanted, sent) = recorded.lock().unwrap().take().unwrap();
         assert!(wanted || sent == Err(7), "a closed question takes no answer");
         assert!(has_left || sent == Ok(()), "the asker has its answer");
         seen.lock().unwrap().insert((wanted, sent));
     });
     let expected = [(false, Err(7)), (true, Err(7)), (true, Ok(()))];
-    assert_eq!(*outcomes.lock().unwrap(), HashSet::from(expected), "it left before, between and after the two calls");
+    assert_eq!(
+        *outcomes.lock().unwrap(),
+        HashSet::from(expected),
+        "the asker left before, between and after the two calls"
+    );
 }

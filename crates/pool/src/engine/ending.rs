@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Engine, Phase, count};
-use crate::ask::Silence;
+use super::{Engine, PoolPhase, count};
+use crate::ask::AskFailure;
 use crate::budget::Amount;
 use crate::message::Delivery;
 use crate::sync::{Ordering, lock};
@@ -11,10 +11,11 @@ use crate::{Event, Message};
 
 impl<P: Send + 'static> Engine<P> {
     pub(crate) fn is_closed(&self) -> bool {
-        self.phase() == Phase::Closed
+        self.phase() == PoolPhase::Closed
     }
 
-    fn enter(&self, phase: Phase) {
+    /// Advances the phase, and wakes submitters that wait for budget.
+    fn enter(&self, phase: PoolPhase) {
         self.phase.fetch_max(phase as usize, Ordering::SeqCst);
         for shard in &self.shards {
             let mut intake = lock(&shard.intake);
@@ -23,10 +24,10 @@ impl<P: Send + 'static> Engine<P> {
         self.budget.wake_all();
     }
 
-    /// Accepts only follow-ups from now on, and waits until all is handled or the time is over.
-    pub(crate) fn drain(&self, patience: Duration) {
-        self.enter(Phase::Draining);
-        let deadline = Instant::now().checked_add(patience);
+    /// Stops accepting messages except follow-ups, and waits until all messages have ended or the timeout has passed.
+    pub(crate) fn drain(&self, timeout: Duration) {
+        self.enter(PoolPhase::Draining);
+        let deadline = Instant::now().checked_add(timeout);
         let mut guard = lock(&self.empty.0);
         while self.budget.held_now().messages() > 0 || self.running() > 0 {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -38,9 +39,9 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Accepts nothing any more, and takes back what has not begun.
+    /// Stops accepting messages, and returns those that have not started.
     pub(crate) fn close(&self) -> Vec<Message<P>> {
-        self.enter(Phase::Closed);
+        self.enter(PoolPhase::Closed);
         let mut returned = Vec::new();
         for shard in &self.shards {
             let mut stripe = lock(&shard.stripe);
@@ -55,14 +56,14 @@ impl<P: Send + 'static> Engine<P> {
             self.observe(Event::Ended);
             let Delivery { message, asker, .. } = envelope.open();
             if let Some(asker) = asker {
-                asker.ended(Silence::Returned);
+                asker.fail(AskFailure::Returned);
             }
             message
         });
         returned.collect()
     }
 
-    /// How many workers hold a message. After [`close`](Self::close) there will be no more.
+    /// Returns the number of workers that are handling a message. It does not grow after [`close`](Self::close).
     pub(crate) fn running(&self) -> usize {
         self.shards.iter().filter(|shard| shard.worker.busy.load(Ordering::Relaxed)).count()
     }

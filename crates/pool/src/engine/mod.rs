@@ -1,4 +1,4 @@
-//! The pool without its threads: the state that workers and submitters share, and what they do with it.
+//! The state that workers and submitters share, and the operations on it.
 //!
 //! # The path of a message
 //!
@@ -9,7 +9,7 @@
 //!    if none is searching (`idle.rs`).
 //! 4. A worker takes the next message of its own shard. If that has none and keys may move, it takes one from another shard
 //!    (`worker.rs`, `working`).
-//! 5. The stripe hands out the first message of a key that no worker is handling. A message of a busy key waits in the list of
+//! 5. The stripe dequeues the first message of a key that no worker is handling. A message of a busy key waits in the list of
 //!    its key (`stripe.rs`).
 //! 6. A message whose deadline has passed becomes a dead letter. Any other goes to the handler, with a `Context` for follow-up
 //!    messages.
@@ -26,10 +26,10 @@
 //! submission that needs to know the keys (a bound per key, an overflow policy) locks the stripe first and then the intake, as
 //! workers do.
 //!
-//! # Keys do not move, their execution does
+//! # Moving keys
 //!
-//! A key lives in its home shard, and an idle worker takes its next message from there. Only one message of a key is out at a
-//! time, so no state is handed over between workers. A key exists only while it has a message that waits or is being handled.
+//! The messages of a key stay in its home shard, and an idle worker takes the next message from there. Only one message of a key is
+//! handled at a time, so no state moves between workers. A key exists only while it has a message that waits or is being handled.
 //!
 //! # The budget
 //!
@@ -48,7 +48,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::ask::Silence;
+use crate::ask::AskFailure;
 use crate::budget::{Amount, Budget};
 use crate::clock::Clock;
 use crate::handler::Deliver;
@@ -58,10 +58,11 @@ use crate::options::OnDeadLetter;
 use crate::stripe::{Stripe, Tracking};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Padded, lock};
 use crate::{
-    Builder, DeadLetter, DeadLetters, Event, Handler, Key, Observer, Overflow, Placement, Reason, Retry, Stats,
+    Builder, DeadLetter, DeadLetterReason, DeadLetters, Event, Handler, Key, Observer, Overflow, Placement, Retry,
+    Stats,
 };
 
-pub(crate) use working::{Hand, Look};
+pub(crate) use working::{NextWork, WorkerState};
 
 pub(crate) struct Engine<P> {
     shards: Vec<Padded<Shard<P>>>,
@@ -76,7 +77,7 @@ pub(crate) struct Engine<P> {
     pub(crate) clock: Clock,
     pub(crate) idle: Idle,
     phase: AtomicUsize,
-    /// Rung when the pool is empty while it drains.
+    /// Notified when the pool becomes empty while it drains.
     empty: (Mutex<()>, Condvar),
     pub(crate) dead_letters: DeadLetters<P>,
     on_dead_letter: Option<Box<OnDeadLetter<P>>>,
@@ -89,41 +90,41 @@ pub(crate) struct Engine<P> {
 
 struct Shard<P> {
     intake: Mutex<Intake<P>>,
-    /// As many as the intake has, for a look without the lock.
+    /// The number of messages in the intake, which can be read without its lock.
     pending: AtomicUsize,
     stripe: Padded<Mutex<Stripe<P>>>,
-    /// Written only by the worker whose home it is.
-    worker: Padded<Work>,
+    /// Written only by the worker of this shard.
+    worker: Padded<WorkerStatus>,
 }
 
 impl<P> Shard<P> {
-    /// Exchanges the arrivals, of which there are none, for what was submitted meanwhile.
-    fn swap(&self, stripe: &mut Stripe<P>) {
+    /// Swaps the arrivals, which must be empty, with the messages in the intake.
+    fn take_intake(&self, stripe: &mut Stripe<P>) {
         let mut intake = lock(&self.intake);
         std::mem::swap(&mut intake.queue, stripe.arrivals());
         self.pending.store(0, Ordering::Relaxed);
     }
 
-    /// Brings all messages to where the keys are, for those who must know them all.
+    /// Sorts in all messages, for operations that need to know all messages of a key.
     fn sort_in(&self, stripe: &mut Stripe<P>) {
         stripe.sort_in();
-        self.swap(stripe);
+        self.take_intake(stripe);
         stripe.sort_in();
     }
 }
 
-/// What a worker tells of itself.
+/// The status of a worker.
 #[derive(Default)]
-struct Work {
+struct WorkerStatus {
     handled: AtomicU64,
-    /// Whether it holds a message that has not been handled. Set under the lock of the stripe from which the message is taken, so
-    /// that it is known after that stripe has been closed.
+    /// Whether the worker is handling a message. Set under the lock of the stripe from which the message is taken, so that `close`,
+    /// which takes that lock, sees it.
     busy: AtomicBool,
 }
 
 struct Intake<P> {
     queue: VecDeque<Envelope<P>>,
-    phase: Phase,
+    phase: PoolPhase,
     accepted: u64,
 }
 
@@ -133,7 +134,7 @@ struct KeyLimit {
     bytes: usize,
 }
 
-/// What rarely happens, counted by whom it happens to.
+/// Counters of rare events.
 #[derive(Debug, Default)]
 struct Counters {
     merged: AtomicU64,
@@ -153,7 +154,7 @@ fn count(counter: &AtomicU64) {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+enum PoolPhase {
     Open = 0,
     /// Only follow-ups are accepted.
     Draining = 1,
@@ -162,7 +163,7 @@ enum Phase {
 
 impl<P: Send + 'static> Engine<P> {
     pub(crate) fn new<H: Handler<P>>(options: Builder<P>, handler: H, clock: Clock) -> Self {
-        let intake = || Intake { queue: VecDeque::new(), phase: Phase::Open, accepted: 0 };
+        let intake = || Intake { queue: VecDeque::new(), phase: PoolPhase::Open, accepted: 0 };
         let tracking = match options.placement {
             _ if options.key_messages.is_some() || options.key_bytes.is_some() => Tracking::Load,
             Placement::Moving if options.workers > 1 => Tracking::Key,
@@ -172,7 +173,7 @@ impl<P: Send + 'static> Engine<P> {
             intake: Mutex::new(intake()),
             pending: AtomicUsize::new(0),
             stripe: Padded(Mutex::new(Stripe::new(tracking))),
-            worker: Padded(Work { handled: AtomicU64::new(0), busy: AtomicBool::new(false) }),
+            worker: Padded(WorkerStatus { handled: AtomicU64::new(0), busy: AtomicBool::new(false) }),
         };
         let per_worker = |limit: usize| limit / 64 / options.workers;
         let key_limit = (options.key_messages.is_some() || options.key_bytes.is_some()).then(|| KeyLimit {
@@ -192,7 +193,7 @@ impl<P: Send + 'static> Engine<P> {
             timed: H::TIMED,
             clock,
             idle: Idle::new(options.workers),
-            phase: AtomicUsize::new(Phase::Open as usize),
+            phase: AtomicUsize::new(PoolPhase::Open as usize),
             empty: (Mutex::new(()), Condvar::new()),
             dead_letters: DeadLetters::new(options.dead_letters),
             on_dead_letter: options.on_dead_letter,
@@ -205,42 +206,42 @@ impl<P: Send + 'static> Engine<P> {
         self.shards.len()
     }
 
-    fn phase(&self) -> Phase {
+    fn phase(&self) -> PoolPhase {
         match self.phase.load(Ordering::SeqCst) {
-            0 => Phase::Open,
-            1 => Phase::Draining,
-            _ => Phase::Closed,
+            0 => PoolPhase::Open,
+            1 => PoolPhase::Draining,
+            _ => PoolPhase::Closed,
         }
     }
 
     fn give_back(&self, amount: Amount) {
         let left = self.budget.give_back(amount);
-        if left.messages() == 0 && self.phase() != Phase::Open {
+        if left.messages() == 0 && self.phase() != PoolPhase::Open {
             let _guard = lock(&self.empty.0);
             self.empty.1.notify_all();
         }
     }
 
-    /// Makes a dead letter of a message whose budget is returned elsewhere.
-    fn bury(&self, delivery: Delivery<P>, reason: Reason) {
+    /// Turns a message into a dead letter. The caller returns its budget.
+    fn dead_letter(&self, delivery: Delivery<P>, reason: DeadLetterReason) {
         let Delivery { message, attempts, asker } = delivery;
-        let told = asker.map(|asker| (asker, Silence::DeadLettered(reason.clone())));
+        let failure = asker.map(|asker| (asker, AskFailure::DeadLettered(reason.clone())));
         let mut letter = DeadLetter { message, reason, attempts };
         if let Some(hook) = &self.on_dead_letter {
-            quietly(|| hook(&mut letter));
+            log_panic(|| hook(&mut letter));
         }
         count(&self.counters.dead_lettered);
         let forgotten = self.dead_letters.keep(letter);
         self.observe(Event::DeadLettered);
         self.observe(Event::Ended);
-        // After the letter is kept, so that the asker finds it, and before one is dropped, which would end the question unanswered.
-        if let Some((asker, silence)) = told {
-            asker.ended(silence);
+        // After the letter is kept, so that the asker finds it, and before one is dropped, which would end its question as unanswered.
+        if let Some((asker, failure)) = failure {
+            asker.fail(failure);
         }
         if let Some(forgotten) = forgotten {
             count(&self.counters.forgotten);
             self.observe(Event::Forgotten);
-            quietly(|| drop(forgotten));
+            log_panic(|| drop(forgotten));
         }
     }
 
@@ -270,7 +271,7 @@ impl<P: Send + 'static> Engine<P> {
 
     fn observe(&self, event: Event) {
         if let Some(observer) = &self.observer {
-            quietly(|| observer.observe(event));
+            log_panic(|| observer.observe(event));
         }
     }
 
@@ -281,9 +282,9 @@ impl<P: Send + 'static> Engine<P> {
     }
 }
 
-/// Runs the application's code and logs a panic, which has no caller to return to.
-fn quietly(code: impl FnOnce()) {
+/// Runs application code and logs a panic, which cannot be returned to a caller.
+fn log_panic(code: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(code)).is_err() {
-        tracing::error!("the drop of a payload, the hook of dead letters or the observer panicked");
+        tracing::error!("panic in application code: the drop of a payload, the dead letter hook or the observer");
     }
 }

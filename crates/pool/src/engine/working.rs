@@ -1,7 +1,7 @@
 //! Workers: taking a message, calling the handler, and settling the result.
 //!
-//! Copies are a large part of the cost of a message. An envelope is returned alone, never in a tuple or a result, because each
-//! of these has another layout and copies it. This and the forced inlining are for this path, and for no other.
+//! Copies are a large part of the cost of a message. An envelope is returned alone, never in a tuple or a result, because these have
+//! another layout, which causes a copy. Only this path needs that and the forced inlining.
 #![expect(
     clippy::inline_always,
     reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
@@ -10,51 +10,51 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use super::{Engine, Phase, Shard, count, quietly};
+use super::{Engine, PoolPhase, Shard, count, log_panic};
 use crate::budget::{Amount, Scope};
 use crate::clock::later;
 use crate::message::{Delivery, Envelope};
 use crate::stripe::{Stripe, Turn};
 use crate::sync::{Ordering, Padded, lock};
-use crate::{Context, Event, Key, Message, Placement, Reason};
+use crate::{Context, DeadLetterReason, Event, Key, Message, Placement};
 
-/// What a worker holds: a key whose message it handles, and budget to return.
-pub(crate) struct Hand<P> {
+/// The local state of a worker: the message that it is handling, and budget to return.
+pub(crate) struct WorkerState<P> {
     worker: usize,
-    /// The shard of the key whose turn it is, until that is settled.
+    /// The shard and the turn of the current message, until it is settled.
     held: Option<(usize, Turn)>,
     key: Key,
     bytes: usize,
-    /// The message if it failed, and when it is to be tried again.
+    /// The message and the time of its retry, if it failed.
     retry: Option<(Envelope<P>, Instant)>,
     release: Amount,
 }
 
-impl<P> Hand<P> {
+impl<P> WorkerState<P> {
     pub(crate) fn of(worker: usize) -> Self {
         Self { worker, held: None, key: Key(0), bytes: 0, retry: None, release: Amount::default() }
     }
 }
 
 impl<P: Send + 'static> Engine<P> {
-    /// Settles the last message of a worker and takes its next, from its own shard or, if keys move, from any.
+    /// Settles the last message of a worker and takes the next one, from its own shard or, if keys move, from any shard.
     #[inline]
-    pub(crate) fn next(&self, home: usize, hand: &mut Hand<P>) -> Option<Envelope<P>> {
-        if hand.held.is_some_and(|(shard, _)| shard != home) {
-            self.settle(hand);
+    pub(crate) fn next(&self, home: usize, state: &mut WorkerState<P>) -> Option<Envelope<P>> {
+        if state.held.is_some_and(|(shard, _)| shard != home) {
+            self.settle(state);
         }
         let take = |shard: &Shard<P>, stripe: &mut Stripe<P>, turn: &mut Turn| self.take(shard, stripe, turn);
-        let next = self.visit(home, hand, take);
+        let next = self.visit(home, state, take);
         if next.is_some() || self.placement == Placement::Pinned {
             return next;
         }
-        (home + 1..self.shards.len()).chain(0..home).find_map(|other| self.visit(other, hand, take))
+        (home + 1..self.shards.len()).chain(0..home).find_map(|other| self.visit(other, state, take))
     }
 
-    /// As [`next`](Self::next) of one shard, of any of its keys if keys move: for a simulation.
-    pub(crate) fn next_of(&self, shard: usize, choice: usize, hand: &mut Hand<P>) -> Option<Envelope<P>> {
+    /// Like [`next`](Self::next), for a simulation: from one shard and, if keys move, from any of its keys.
+    pub(crate) fn next_of(&self, shard: usize, choice: usize, state: &mut WorkerState<P>) -> Option<Envelope<P>> {
         let now = self.clock.now();
-        self.visit(shard, hand, |shard, stripe, turn| {
+        self.visit(shard, state, |shard, stripe, turn| {
             shard.sort_in(stripe);
             match self.placement {
                 Placement::Moving => stripe.next_of(choice, now, turn),
@@ -63,10 +63,10 @@ impl<P: Send + 'static> Engine<P> {
         })
     }
 
-    /// Settles the last message of a worker: its key may have its next turn.
-    pub(crate) fn settle(&self, hand: &mut Hand<P>) {
-        if let Some((shard, _)) = hand.held {
-            self.visit(shard, hand, |_, _, _| None);
+    /// Settles the last message of a worker, so that its key becomes ready again.
+    pub(crate) fn settle(&self, state: &mut WorkerState<P>) {
+        if let Some((shard, _)) = state.held {
+            self.visit(shard, state, |_, _, _| None);
         }
     }
 
@@ -74,85 +74,84 @@ impl<P: Send + 'static> Engine<P> {
     fn visit(
         &self,
         number: usize,
-        hand: &mut Hand<P>,
+        state: &mut WorkerState<P>,
         take: impl FnOnce(&Shard<P>, &mut Stripe<P>, &mut Turn) -> Option<Envelope<P>>,
     ) -> Option<Envelope<P>> {
         let shard = &self.shards[number];
-        let settled = hand.held.take();
+        let settled = state.held.take();
         let (mut unretried, mut held) = (None, false);
         let mut stripe = lock(&shard.stripe);
         if let Some((_, turn)) = settled {
-            match hand.retry.take() {
-                // Read under the lock under which closing clears the stripe: nothing is put back after that.
-                Some((envelope, _)) if self.phase() == Phase::Closed => {
-                    stripe.done(turn, hand.bytes);
+            match state.retry.take() {
+                // The phase is read under the lock with which `close` clears the stripe, so no message is put back after that.
+                Some((envelope, _)) if self.phase() == PoolPhase::Closed => {
+                    stripe.done(turn, state.bytes);
                     unretried = Some(envelope);
                 }
                 Some((envelope, due)) => {
-                    stripe.again(turn, envelope, due);
+                    stripe.retry(turn, envelope, due);
                     held = true;
                 }
-                None => stripe.done(turn, hand.bytes),
+                None => stripe.done(turn, state.bytes),
             }
         }
-        let key = hand.key;
+        let key = state.key;
         let mut turn = Turn::UNTRACKED;
         let next = take(shard, &mut stripe, &mut turn);
         if let Some(envelope) = &next {
-            hand.held = Some((number, turn));
-            self.shards[hand.worker].worker.busy.store(true, Ordering::Relaxed);
-            (hand.key, hand.bytes) = (envelope.key, envelope.bytes);
+            state.held = Some((number, turn));
+            self.shards[state.worker].worker.busy.store(true, Ordering::Relaxed);
+            (state.key, state.bytes) = (envelope.key, envelope.bytes);
         }
-        // If a worker leaves work behind, another one must look for it. If a key is held, a sleeping worker must wake when it
-        // is due.
+        // If work is left, another worker must search for it. If a key is held, a sleeping worker must wake when it is due.
         let wake = (held || stripe.has_work()) && self.placement == Placement::Moving && self.idle.lacks_searchers();
         drop(stripe);
         if wake {
             self.idle.wake_any(number);
         }
-        if settled.is_some() && self.key_limit.is_some() && self.budget.is_awaited() {
+        if settled.is_some() && self.key_limit.is_some() && self.budget.has_waiters() {
             self.budget.wake(Scope::Key(key), 1);
         }
         if let Some(envelope) = unretried {
             self.give_back(Amount::new(1, envelope.bytes));
-            self.bury(envelope.open(), Reason::ShutDown);
+            self.dead_letter(envelope.open(), DeadLetterReason::ShutDown);
         }
         next
     }
 
-    /// The next message of a shard that may be handled now.
+    /// Takes the next message of a shard that can be handled now.
     #[inline(always)]
     fn take(&self, shard: &Shard<P>, stripe: &mut Stripe<P>, turn: &mut Turn) -> Option<Envelope<P>> {
         loop {
             if stripe.arrivals().is_empty() && shard.pending.load(Ordering::Relaxed) > 0 {
-                shard.swap(stripe);
+                shard.take_intake(stripe);
             }
             let next = stripe.next(|| self.clock.now(), turn);
-            // All arrivals may have been of keys that are being handled.
+            // All arrivals may belong to keys that are being handled.
             if next.is_some() || shard.pending.load(Ordering::Relaxed) == 0 {
                 return next;
             }
         }
     }
 
-    /// Hands a message to the handler, and decides what becomes of it.
+    /// Calls the handler with a message, and processes the result.
     #[inline]
-    pub(crate) fn handle(&self, envelope: Envelope<P>, hand: &mut Hand<P>) {
-        let budget = Amount::new(1, hand.bytes);
+    pub(crate) fn handle(&self, envelope: Envelope<P>, state: &mut WorkerState<P>) {
+        let budget = Amount::new(1, state.bytes);
         let submitted = envelope.submitted;
         let Delivery { message, attempts, asker } = envelope.open();
 
         if message.deadline.is_some_and(|deadline| self.clock.now() > deadline) {
             count(&self.counters.expired);
             self.observe(Event::Expired);
-            self.bury(Delivery { message, attempts, asker }, Reason::Expired);
-            self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
-            return self.release(budget, hand);
+            self.dead_letter(Delivery { message, attempts, asker }, DeadLetterReason::Expired);
+            self.shards[state.worker].worker.busy.store(false, Ordering::Relaxed);
+            return self.release(budget, state);
         }
 
         let mut context = Context {
             engine: self,
-            key: hand.key,
+            key: state.key,
             budget: Some(budget),
             trace: message.trace,
             attempt: attempts + 1,
@@ -165,23 +164,23 @@ impl<P: Send + 'static> Engine<P> {
             if let Some(message) = &mut slot {
                 self.handler.deliver(message, &mut context)?;
             }
-            // Here, because dropping a payload may panic too.
+            // Inside the closure, because dropping a payload may panic too.
             slot = None;
-            Ok::<(), Reason>(())
+            Ok::<(), DeadLetterReason>(())
         }));
         let left = context.budget;
         match result {
-            Ok(Ok(())) => self.handled(hand.worker),
-            Ok(Err(reason)) => self.failed(reason, slot, context, hand),
-            Err(panic) => self.panicked(panic, slot, context, hand),
+            Ok(Ok(())) => self.handled(state.worker),
+            Ok(Err(reason)) => self.failed(reason, slot, context, state),
+            Err(panic) => self.panicked(panic, slot, context, state),
         }
-        // Before its budget is returned: a pool that holds nothing has no worker that is busy, unless a follow-up has taken the
-        // budget over and ended first. Then a drain waits for this worker, and returning nothing wakes it.
-        self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
+        // Before the budget is returned, so that a pool without budget in use has no busy worker. The exception is a follow-up that took
+        // the budget over and has ended: then `drain` waits for this worker, and returning a budget of zero wakes it.
+        self.shards[state.worker].worker.busy.store(false, Ordering::Relaxed);
         match left {
-            // It keeps its budget.
-            _ if hand.retry.is_some() => {}
-            Some(left) => self.release(left, hand),
+            // A retried message keeps its budget.
+            _ if state.retry.is_some() => {}
+            Some(left) => self.release(left, state),
             None => self.give_back(Amount::default()),
         }
     }
@@ -192,14 +191,20 @@ impl<P: Send + 'static> Engine<P> {
         self.observe(Event::Ended);
     }
 
-    /// Decides whether a message that failed is tried again.
+    /// Retries a failed message or turns it into a dead letter.
     #[cold]
-    fn failed(&self, reason: Reason, message: Option<Message<P>>, context: Context<'_, P>, hand: &mut Hand<P>) {
+    fn failed(
+        &self,
+        reason: DeadLetterReason,
+        message: Option<Message<P>>,
+        context: Context<'_, P>,
+        state: &mut WorkerState<P>,
+    ) {
         count(&self.counters.failed);
         let Some(message) = message else { return };
         let Context { key, budget, attempt, submitted, final_attempt, asker, .. } = context;
-        // If a follow-up has taken over its budget, it needs other budget to be kept.
-        let has_budget = || budget.is_some() || self.budget.try_take(Amount::new(1, hand.bytes));
+        // If a follow-up has taken over the budget, a retry needs new budget.
+        let has_budget = || budget.is_some() || self.budget.try_take(Amount::new(1, state.bytes));
         let retry = self.retry.filter(|retry| !final_attempt && attempt < retry.attempts && has_budget());
         tracing::warn!(key = key.0, attempts = attempt, again = retry.is_some(), %reason, "message failed");
         let delivery = Delivery { message, attempts: attempt, asker };
@@ -207,9 +212,9 @@ impl<P: Send + 'static> Engine<P> {
             count(&self.counters.retried);
             self.observe(Event::Retried);
             let due = later(self.clock.now(), retry.pause_after(attempt));
-            hand.retry = Some((Envelope::seal(delivery, hand.bytes, submitted), due));
+            state.retry = Some((Envelope::seal(delivery, state.bytes, submitted), due));
         } else {
-            self.bury(delivery, reason);
+            self.dead_letter(delivery, reason);
         }
     }
 
@@ -219,45 +224,45 @@ impl<P: Send + 'static> Engine<P> {
         panic: Box<dyn std::any::Any + Send>,
         message: Option<Message<P>>,
         context: Context<'_, P>,
-        hand: &Hand<P>,
+        state: &WorkerState<P>,
     ) {
         count(&self.counters.panicked);
         let text = panic_text(&*panic);
-        tracing::error!(key = hand.key.0, panic = text, "message handler panicked");
-        quietly(|| drop(panic));
+        tracing::error!(key = state.key.0, panic = text, "message handler panicked");
+        log_panic(|| drop(panic));
         if let Some(message) = message {
             let Context { attempt: attempts, asker, .. } = context;
-            self.bury(Delivery { message, attempts, asker }, Reason::Panicked(text));
+            self.dead_letter(Delivery { message, attempts, asker }, DeadLetterReason::Panicked(text));
         } else {
-            // The drop of its payload panicked, after it was handled.
-            self.handled(hand.worker);
+            // The message was handled, and the drop of its payload panicked.
+            self.handled(state.worker);
         }
     }
 
-    /// Returns budget, now or with the next batch.
-    fn release(&self, budget: Amount, hand: &mut Hand<P>) {
-        hand.release = hand.release + budget;
+    /// Returns budget, immediately or with the next batch.
+    fn release(&self, budget: Amount, state: &mut WorkerState<P>) {
+        state.release = state.release + budget;
         let batch = self.release_batch;
-        if hand.release.messages() >= batch.messages()
-            || hand.release.bytes() >= batch.bytes()
-            || self.phase() != Phase::Open
+        if state.release.messages() >= batch.messages()
+            || state.release.bytes() >= batch.bytes()
+            || self.phase() != PoolPhase::Open
         {
-            self.flush(hand);
+            self.flush(state);
         }
     }
 
     /// Returns all budget that a worker has collected.
-    pub(crate) fn flush(&self, hand: &mut Hand<P>) {
-        let release = std::mem::take(&mut hand.release);
+    pub(crate) fn flush(&self, state: &mut WorkerState<P>) {
+        let release = std::mem::take(&mut state.release);
         if release != Amount::default() {
             self.give_back(release);
         }
     }
 
-    /// A last look before a worker sleeps: whether there is something to do now, and else when.
-    pub(crate) fn look(&self, home: usize) -> Look {
-        if self.phase() == Phase::Closed {
-            return Look::Work;
+    /// Checks all queues before a worker sleeps. Returns when there will be work.
+    pub(crate) fn next_work(&self, home: usize) -> NextWork {
+        if self.phase() == PoolPhase::Closed {
+            return NextWork::Work;
         }
         let mut due: Option<Instant> = None;
         let moving = self.placement == Placement::Moving;
@@ -267,27 +272,26 @@ impl<P: Send + 'static> Engine<P> {
             }
             let stripe = lock(&shard.stripe);
             if stripe.has_work() || !lock(&shard.intake).queue.is_empty() {
-                return Look::Work;
+                return NextWork::Work;
             }
             due = due.into_iter().chain(stripe.next_due()).min();
         }
-        let Some(due) = due else { return Look::Nothing };
+        let Some(due) = due else { return NextWork::Nothing };
         match due.checked_duration_since(self.clock.now()) {
-            None | Some(Duration::ZERO) => Look::Work,
-            Some(time) => Look::Later(time),
+            None | Some(Duration::ZERO) => NextWork::Work,
+            Some(time) => NextWork::Later(time),
         }
     }
 
-    /// The last searcher has found work: another worker is to look for what else there is, or to sleep no longer than
-    /// until the next key is due.
-    pub(crate) fn hand_over(&self, home: usize) {
-        if self.placement == Placement::Moving && self.look(home) != Look::Nothing {
+    /// Wakes another worker if there is more work, now or later. Called by the last searcher when it has found work.
+    pub(crate) fn wake_next(&self, home: usize) {
+        if self.placement == Placement::Moving && self.next_work(home) != NextWork::Nothing {
             self.idle.wake_any(home);
         }
     }
 
-    /// Whether something was submitted, without locking: a hint.
-    pub(crate) fn smells_work(&self, home: usize) -> bool {
+    /// Returns whether messages were submitted, as a hint without locking.
+    pub(crate) fn may_have_work(&self, home: usize) -> bool {
         let pending = |shard: &Padded<Shard<P>>| shard.pending.load(Ordering::Relaxed) > 0;
         match self.placement {
             Placement::Moving => self.shards.iter().any(pending),
@@ -296,16 +300,16 @@ impl<P: Send + 'static> Engine<P> {
     }
 }
 
-/// What a worker saw in its last look.
+/// When there will be work for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum NextWork {
     Work,
     Later(Duration),
     Nothing,
 }
 
-impl Look {
-    /// How long there is nothing to do.
+impl NextWork {
+    /// Returns the time until there is work.
     pub(crate) fn time(self) -> Duration {
         match self {
             Self::Work => Duration::ZERO,
@@ -317,5 +321,5 @@ impl Look {
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without text").to_owned()
+    text.unwrap_or("panic without a message").to_owned()
 }

@@ -1,7 +1,7 @@
 //! A circuit breaker.
 //!
 //! ```text
-//!           enough failures            pause over             probes succeed
+//!           enough failures           pause elapsed           probes succeed
 //!  Closed ──────────────────▶ Open ──────────────▶ HalfOpen ────────────────▶ Closed
 //!                              ▲                       │
 //!                              └───────────────────────┘ a probe fails
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::later;
 use crate::sync::{Mutex, lock};
-use crate::{Context, Handler, Message, Reason};
+use crate::{Context, DeadLetterReason, Handler, Message};
 
 /// Settings of a [`Breaker`].
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +26,7 @@ pub struct BreakerOptions {
     /// notice its recovery.
     pub pause: Duration,
     /// The number of consecutive successes that close the breaker after the pause, and the number of messages that are tried
-    /// at once until then. Default: 3, because one success may be luck. 0 counts as 1.
+    /// concurrently until then. Default: 3, because one success may be a coincidence. 0 counts as 1.
     pub probes: u32,
 }
 
@@ -65,20 +65,20 @@ impl Default for BreakerOptions {
 pub enum BreakerState {
     /// Messages are handled.
     Closed,
-    /// Messages are refused.
+    /// Messages are rejected.
     Open,
-    /// A few messages are handled as probes, the others are refused.
+    /// A few messages are handled as probes, the others are rejected.
     HalfOpen,
 }
 
-/// A circuit breaker around a handler. After several consecutive failures it refuses messages without calling the handler.
+/// A circuit breaker around a handler. After several consecutive failures it rejects messages without calling the handler.
 ///
-/// A refused message fails like any other. Under a [`Retry`](crate::Retry) policy it is tried again later, in order; without,
-/// it becomes a dead letter with [`Reason::BreakerOpen`]. Clones share the state, so an application can keep one and check the
+/// A rejected message fails like any other. With a [`Retry`](crate::Retry) policy it is retried later, in order; without one, it
+/// becomes a dead letter with [`DeadLetterReason::BreakerOpen`]. Clones share the state, so an application can keep one and check the
 /// [`state`](Self::state) before it submits.
 ///
 /// ```
-/// use tidewire_pool::{Breaker, BreakerOptions, BreakerState, Context, Message, Pool, Reason};
+/// use tidewire_pool::{Breaker, BreakerOptions, BreakerState, Context, Message, Pool, DeadLetterReason};
 ///
 /// let broken = |_: &mut Message<()>, _: &mut Context<'_, ()>| Err::<(), _>("no answer from the database");
 /// let breaker = Breaker::new(BreakerOptions::default());
@@ -89,16 +89,16 @@ pub enum BreakerState {
 /// while pool.step() {}
 /// assert_eq!(breaker.state(pool.now()), BreakerState::Open);
 /// let last = pool.dead_letters().take(6).pop().unwrap();
-/// assert_eq!(last.reason, Reason::BreakerOpen);
+/// assert_eq!(last.reason, DeadLetterReason::BreakerOpen);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Breaker {
     options: BreakerOptions,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<InnerState>>,
 }
 
 #[derive(Debug)]
-enum State {
+enum InnerState {
     Closed { failures: u32 },
     Open { until: Instant },
     HalfOpen { successes: u32, running: u32 },
@@ -107,10 +107,10 @@ enum State {
 impl Breaker {
     /// Creates a closed breaker.
     pub fn new(options: BreakerOptions) -> Self {
-        Self { options, state: Arc::new(Mutex::new(State::Closed { failures: 0 })) }
+        Self { options, state: Arc::new(Mutex::new(InnerState::Closed { failures: 0 })) }
     }
 
-    /// Puts the breaker around a handler.
+    /// Wraps a handler with the breaker.
     pub fn guard<H>(&self, inner: H) -> BreakerHandler<H> {
         BreakerHandler { inner, breaker: self.clone() }
     }
@@ -118,23 +118,23 @@ impl Breaker {
     /// Returns the state at this time.
     pub fn state(&self, now: Instant) -> BreakerState {
         match &*lock(&self.state) {
-            State::Closed { .. } => BreakerState::Closed,
-            State::Open { until } if now < *until => BreakerState::Open,
-            State::Open { .. } | State::HalfOpen { .. } => BreakerState::HalfOpen,
+            InnerState::Closed { .. } => BreakerState::Closed,
+            InnerState::Open { until } if now < *until => BreakerState::Open,
+            InnerState::Open { .. } | InnerState::HalfOpen { .. } => BreakerState::HalfOpen,
         }
     }
 
     fn admit(&self, now: Instant) -> bool {
         let mut state = lock(&self.state);
-        if let State::Open { until } = *state
+        if let InnerState::Open { until } = *state
             && now >= until
         {
-            *state = State::HalfOpen { successes: 0, running: 0 };
+            *state = InnerState::HalfOpen { successes: 0, running: 0 };
         }
         match &mut *state {
-            State::Closed { .. } => true,
-            State::Open { .. } => false,
-            State::HalfOpen { successes, running } => {
+            InnerState::Closed { .. } => true,
+            InnerState::Open { .. } => false,
+            InnerState::HalfOpen { successes, running } => {
                 let admitted = *successes + *running < self.options.probes.max(1);
                 *running += u32::from(admitted);
                 admitted
@@ -142,29 +142,29 @@ impl Breaker {
         }
     }
 
-    fn ended(&self, ok: bool, now: Instant) {
+    fn record(&self, ok: bool, now: Instant) {
         let mut state = lock(&self.state);
-        let opened = State::Open { until: later(now, self.options.pause) };
+        let opened = InnerState::Open { until: later(now, self.options.pause) };
         match &mut *state {
-            State::Closed { failures } if ok => *failures = 0,
-            State::Closed { failures } => {
+            InnerState::Closed { failures } if ok => *failures = 0,
+            InnerState::Closed { failures } => {
                 *failures += 1;
                 if *failures >= self.options.failures {
                     tracing::warn!(failures = *failures, "circuit breaker opened");
                     *state = opened;
                 }
             }
-            State::HalfOpen { successes, running } if ok => {
+            InnerState::HalfOpen { successes, running } if ok => {
                 *running = running.saturating_sub(1);
                 *successes += 1;
                 if *successes >= self.options.probes {
                     tracing::info!("circuit breaker closed");
-                    *state = State::Closed { failures: 0 };
+                    *state = InnerState::Closed { failures: 0 };
                 }
             }
-            State::HalfOpen { .. } => *state = opened,
-            // This attempt began before the breaker opened.
-            State::Open { .. } => {}
+            InnerState::HalfOpen { .. } => *state = opened,
+            // This attempt started before the breaker opened.
+            InnerState::Open { .. } => {}
         }
     }
 }
@@ -206,31 +206,32 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for BreakerHandler<H> {
             return Err(BreakerError::Open);
         }
         // A panic counts as a failure.
-        let mut attempt = Attempt { breaker: &self.breaker, failed_at: Some(context.now()) };
+        let mut attempt = AttemptGuard { breaker: &self.breaker, failed_at: Some(context.now()) };
         let result = self.inner.handle(message, context);
         attempt.failed_at = None;
         drop(attempt);
-        self.breaker.ended(result.is_ok(), context.now());
+        self.breaker.record(result.is_ok(), context.now());
         result.map_err(BreakerError::Failed)
     }
 
-    fn reason(error: Self::Error) -> Reason {
+    fn reason(error: Self::Error) -> DeadLetterReason {
         match error {
-            BreakerError::Open => Reason::BreakerOpen,
+            BreakerError::Open => DeadLetterReason::BreakerOpen,
             BreakerError::Failed(error) => H::reason(error),
         }
     }
 }
 
-struct Attempt<'a> {
+/// Records a failure when dropped, unless `failed_at` has been cleared.
+struct AttemptGuard<'a> {
     breaker: &'a Breaker,
     failed_at: Option<Instant>,
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for AttemptGuard<'_> {
     fn drop(&mut self) {
         if let Some(at) = self.failed_at {
-            self.breaker.ended(false, at);
+            self.breaker.record(false, at);
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Load shedding by queue delay: `CoDel` (RFC 8289), adapted to requests.
 //!
-//! A long queue is harmless if it drains, and a short one is not if it never does. So the signal is the *smallest* delay over an
+//! A long queue is harmless if it drains, and a short queue is harmful if it never does. So the signal is the *smallest* delay in an
 //! interval: the handler is overloaded only while that stays above the target, as in the RFC.
 //!
-//! What happens then differs from the RFC, which drops packets one at a time because each loss slows its sender down. Senders of
-//! messages need not react: in the simulation, after twenty seconds of twice the load, the delay was still five seconds. So every
+//! The reaction differs from the RFC, which drops packets one at a time because each loss slows its sender down. Senders of messages
+//! may not slow down: in a simulation with twice the load, the delay was still five seconds after twenty seconds. So every
 //! message that waited for more than twice the target is shed, until the smallest delay is below the target again. The remaining
 //! messages are handled in time.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::later;
 use crate::sync::{Mutex, lock};
-use crate::{Context, Handler, Message, Reason};
+use crate::{Context, DeadLetterReason, Handler, Message};
 
 /// Settings of [`Shedding`].
 #[derive(Debug, Clone, Copy)]
@@ -49,11 +49,11 @@ impl Default for SheddingOptions {
     }
 }
 
-/// Load shedding around a handler. While the queue does not drain, messages that waited for too long are refused without calling
-/// the handler.
+/// Load shedding around a handler. While the queue does not drain, messages that waited too long are rejected without calling the
+/// handler.
 ///
-/// A shed message is not retried. It becomes a dead letter with [`Reason::Shed`], and a caller of [`Pool::ask`](crate::Pool::ask)
-/// gets that reason. Clones share the state, so an application can keep one and refuse requests before it submits them:
+/// A shed message is not retried. It becomes a dead letter with [`DeadLetterReason::Shed`], and a caller of [`Pool::ask`](crate::Pool::ask)
+/// gets that reason. Clones share the state, so an application can keep one and reject requests before it submits them:
 ///
 /// ```
 /// use std::time::Instant;
@@ -65,16 +65,16 @@ impl Default for SheddingOptions {
 ///
 /// // In an HTTP layer: 503 with a `Retry-After` in whole seconds, rounded up.
 /// let retry_after = shedding.retry_after(Instant::now()).map(|delay| delay.as_millis().div_ceil(1000));
-/// assert_eq!(retry_after, None, "nothing waits");
+/// assert_eq!(retry_after, None, "the queue is empty");
 /// ```
 #[derive(Debug, Clone)]
 pub struct Shedding {
     options: SheddingOptions,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DelayState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DelayState {
     /// The end of the current interval, and the smallest delay in it.
     interval: Option<(Instant, Duration)>,
     /// Whether the smallest delay of the last complete interval was above the target.
@@ -89,15 +89,15 @@ impl Shedding {
         Self { options, state: Arc::default() }
     }
 
-    /// Puts load shedding around a handler.
+    /// Wraps a handler with load shedding.
     pub fn guard<H>(&self, inner: H) -> SheddingHandler<H> {
         SheddingHandler { inner, shedding: self.clone() }
     }
 
     /// Returns the queue delay: how long the last message waited before a worker took it, a shed one included.
     ///
-    /// It is zero if the last message was taken longer ago than it had waited, and longer ago than
-    /// [`interval`](SheddingOptions#structfield.interval): the messages that were queued behind it should be handled by then.
+    /// It is zero if more time than the last message's delay, and more than the
+    /// [`interval`](SheddingOptions#structfield.interval), has passed since: the messages behind it should have been handled by then.
     pub fn queue_delay(&self, now: Instant) -> Duration {
         self.delay(&lock(&self.state), now)
     }
@@ -113,7 +113,7 @@ impl Shedding {
         Some(delay.max(end.saturating_duration_since(now)))
     }
 
-    fn delay(&self, state: &State, now: Instant) -> Duration {
+    fn delay(&self, state: &DelayState, now: Instant) -> Duration {
         let current = |&(at, delay): &(Instant, Duration)| now < later(at, delay.max(self.options.interval));
         state.last.filter(current).map_or(Duration::ZERO, |(_, delay)| delay)
     }
@@ -148,7 +148,7 @@ pub struct SheddingHandler<H> {
 pub enum SheddingError<E> {
     /// The message waited for too long while the queue did not drain; the handler was not called.
     Shed {
-        /// The time from its submission to the refusal.
+        /// The time from its submission to its rejection.
         waited: Duration,
     },
     /// The handler failed.
@@ -158,7 +158,7 @@ pub enum SheddingError<E> {
 impl<E: fmt::Display> fmt::Display for SheddingError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Shed { waited } => Reason::Shed { waited: *waited }.fmt(f),
+            Self::Shed { waited } => DeadLetterReason::Shed { waited: *waited }.fmt(f),
             Self::Failed(error) => error.fmt(f),
         }
     }
@@ -171,7 +171,7 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for SheddingHandler<H> {
     const TIMED: bool = true;
 
     fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error> {
-        // The delay of a retry is a pause, so only a first attempt counts.
+        // The delay of a retry includes its pause, so only the first attempt counts.
         if context.attempt() == 1
             && let Some(waited) = context.waited()
             && self.shedding.sheds(waited, context.now())
@@ -182,9 +182,9 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for SheddingHandler<H> {
         self.inner.handle(message, context).map_err(SheddingError::Failed)
     }
 
-    fn reason(error: Self::Error) -> Reason {
+    fn reason(error: Self::Error) -> DeadLetterReason {
         match error {
-            SheddingError::Shed { waited } => Reason::Shed { waited },
+            SheddingError::Shed { waited } => DeadLetterReason::Shed { waited },
             SheddingError::Failed(error) => H::reason(error),
         }
     }

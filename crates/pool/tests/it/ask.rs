@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Waker};
 use std::time::{Duration, Instant};
 
-use tidewire_pool::{AskError, Context, Message, Overflow, Pool, Reason, Reply};
+use tidewire_pool::{AskError, Context, DeadLetterReason, Message, Overflow, Pool, Reply};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
@@ -20,7 +20,7 @@ fn pool(gate: &Gate<()>) -> Pool<Question> {
     let handler = move |message: &mut Message<Question>, _: &mut Context<'_, Question>| {
         gate.pass();
         match &mut message.payload {
-            Question::Double(number, reply) => reply.send(*number * 2).map_err(|_| "nobody waits"),
+            Question::Double(number, reply) => reply.send(*number * 2).map_err(|_| "the asker has left"),
             Question::Ignore(_) => Ok(()),
             Question::Fail(_) => Err("cannot"),
             Question::Panic(_) => panic!("boom"),
@@ -30,19 +30,19 @@ fn pool(gate: &Gate<()>) -> Pool<Question> {
 }
 
 #[tokio::test]
-async fn every_question_ends() {
+async fn ask_returns_an_answer_or_an_error() {
     let pool = pool(&Gate::open());
     assert_eq!(pool.ask(|reply| Message::new(1, Question::Double(21, reply))).await.unwrap(), 42);
     let ignored = pool.ask(|reply| Message::new(1, Question::Ignore(reply))).await;
     assert!(matches!(ignored, Err(AskError::Unanswered)));
     let failed = pool.ask(|reply| Message::new(1, Question::Fail(reply))).await;
-    assert!(matches!(failed, Err(AskError::DeadLettered(Reason::Failed(error))) if error == "cannot"));
+    assert!(matches!(failed, Err(AskError::DeadLettered(DeadLetterReason::Failed(error))) if error == "cannot"));
     let panicked = pool.ask(|reply| Message::new(1, Question::Panic(reply))).await;
-    assert!(matches!(panicked, Err(AskError::DeadLettered(Reason::Panicked(text))) if text == "boom"));
+    assert!(matches!(panicked, Err(AskError::DeadLettered(DeadLetterReason::Panicked(text))) if text == "boom"));
     let past = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
     let expired = pool.ask(|reply| Message::new(1, Question::Double(1, reply)).deadline(past)).await;
-    assert!(matches!(expired, Err(AskError::DeadLettered(Reason::Expired))));
-    assert_eq!(pool.dead_letters().len(), 3, "the payloads are kept, with their replies, and yet nobody waits");
+    assert!(matches!(expired, Err(AskError::DeadLettered(DeadLetterReason::Expired))));
+    assert_eq!(pool.dead_letters().len(), 3, "the payloads are kept with their replies, and the questions have ended");
 
     pool.drain(PATIENCE);
     let late = pool.ask(|reply| Message::new(1, Question::Double(1, reply))).await;
@@ -50,7 +50,7 @@ async fn every_question_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn displaced_and_returned_questions_end_too() {
+async fn ask_fails_if_message_is_displaced_or_returned() {
     let gate = Gate::shut();
     let pool = Arc::new(pool(&gate));
     let ask = |number| {
@@ -62,7 +62,7 @@ async fn displaced_and_returned_questions_end_too() {
     let displaced = ask(2);
     wait_until("the second is queued", PATIENCE, || pool.depth() == 2);
     let returned = ask(3);
-    assert!(matches!(displaced.await.unwrap(), Err(AskError::DeadLettered(Reason::Displaced))));
+    assert!(matches!(displaced.await.unwrap(), Err(AskError::DeadLettered(DeadLetterReason::Displaced))));
     wait_until("the third is queued", PATIENCE, || pool.stats().submitted == 3);
     let shutdown = pool.abort();
     assert_eq!((shutdown.returned.len(), shutdown.running), (1, 1));
@@ -72,13 +72,13 @@ async fn displaced_and_returned_questions_end_too() {
 }
 
 #[tokio::test]
-async fn merged_questions_both_end() {
+async fn merged_questions_all_end() {
     let gate = Gate::<()>::shut();
     let handler = {
         let gate = gate.clone();
         move |_: &mut Message<Vec<Reply<u32>>>, _: &mut Context<'_, Vec<Reply<u32>>>| {
             gate.pass();
-            Err::<(), _>("kept as a dead letter, replies and all")
+            Err::<(), _>("kept as a dead letter, with its replies")
         }
     };
     let merge = Overflow::Coalesce(Arc::new(|queued: &mut Vec<Reply<u32>>, mut new| queued.append(&mut new)));
@@ -90,14 +90,14 @@ async fn merged_questions_both_end() {
     };
     let (first, second, third, ()) = tokio::join!(ask(), ask(), ask(), lift);
     for ended in [first, second, third] {
-        assert!(matches!(ended, Err(AskError::DeadLettered(Reason::Failed(_)))));
+        assert!(matches!(ended, Err(AskError::DeadLettered(DeadLetterReason::Failed(_)))));
     }
     assert_eq!(pool.stats().merged, 1);
 }
 
-/// A reply that was passed on to a follow-up is kept with it as a dead letter, and yet nobody waits for it.
+/// A follow-up that carries the reply and becomes a dead letter must end the question.
 #[tokio::test]
-async fn a_question_that_was_passed_on_ends_with_its_follow_ups() {
+async fn question_passed_to_follow_up_ends_with_it() {
     enum Step {
         Request(Option<Reply<u32>>),
         Query(Option<Reply<u32>>),
@@ -113,37 +113,36 @@ async fn a_question_that_was_passed_on_ends_with_its_follow_ups() {
                 context.submit(Message::new(2, query)).map_err(|_| "full")
             }
             Step::Query(Some(reply)) if works.load(std::sync::atomic::Ordering::SeqCst) => {
-                reply.send(1).map_err(|_| "nobody waits")
+                reply.send(1).map_err(|_| "the asker has left")
             }
             Step::Query(_) | Step::Log => Err("broken"),
         }
     };
     let pool = Pool::builder().workers(1).start(handler).unwrap();
     let failed = pool.ask(|reply| Message::new(1, Step::Request(Some(reply)))).await;
-    assert!(matches!(failed, Err(AskError::DeadLettered(Reason::Failed(error))) if error == "broken"));
+    assert!(matches!(failed, Err(AskError::DeadLettered(DeadLetterReason::Failed(error))) if error == "broken"));
     works.store(true, std::sync::atomic::Ordering::SeqCst);
     let answered = pool.ask(|reply| Message::new(1, Step::Request(Some(reply)))).await;
-    assert_eq!(answered.unwrap(), 1, "that another follow-up died is no reason");
+    assert_eq!(answered.unwrap(), 1, "another follow-up that failed does not matter");
 }
 
-/// Nobody waits any less if dead letters are not kept, and is told the same.
 #[tokio::test]
-async fn a_dead_letter_that_is_not_kept_ends_its_question() {
+async fn ask_fails_if_dead_letters_are_not_kept() {
     let handler = |_: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| Err::<(), _>("cannot");
     let pool = Pool::builder().workers(1).dead_letters(0).start(handler).unwrap();
     let failed = pool.ask(|reply| Message::new(1, reply)).await;
-    assert!(matches!(failed, Err(AskError::DeadLettered(Reason::Failed(error))) if error == "cannot"));
+    assert!(matches!(failed, Err(AskError::DeadLettered(DeadLetterReason::Failed(error))) if error == "cannot"));
 }
 
-/// While the worker is stuck any number of questions may be merged: neither the stack nor memory may pay for it.
+/// While the worker is stuck, any number of questions may be merged. That must neither overflow the stack nor exhaust the memory.
 #[test]
-fn questions_are_merged_without_end() {
+fn any_number_of_questions_can_be_merged() {
     let gate = Gate::<()>::shut();
     let handler = {
         let gate = gate.clone();
         move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
             gate.pass();
-            message.payload.send(1).map_err(|_| "nobody waits")
+            message.payload.send(1).map_err(|_| "the asker has left")
         }
     };
     let merge = Overflow::Coalesce(Arc::new(|queued: &mut Reply<u32>, new| *queued = new));
@@ -166,9 +165,8 @@ fn questions_are_merged_without_end() {
     assert_eq!(pool.stats().merged, 100_000);
 }
 
-/// The handler gets its value back, and can know before it computes it.
 #[tokio::test]
-async fn a_question_closes_when_its_asker_leaves() {
+async fn reply_is_not_wanted_after_the_asker_leaves() {
     let gate = Gate::<()>::shut();
     let (sender, results) = std::sync::mpsc::channel();
     let handler = {
@@ -191,17 +189,17 @@ async fn a_question_closes_when_its_asker_leaves() {
     assert!(timed_out.is_err());
     drop(dropped);
     gate.lift();
-    assert_eq!(results.recv().unwrap(), (true, false, Err(1)), "its asker left while it was being handled");
-    assert_eq!(results.recv().unwrap(), (false, false, Err(1)), "its asker left while it was queued");
+    assert_eq!(results.recv().unwrap(), (true, false, Err(1)), "the asker left while the message was being handled");
+    assert_eq!(results.recv().unwrap(), (false, false, Err(1)), "the asker left while the message was queued");
     assert_eq!(ask().await.unwrap(), 1);
     assert_eq!(results.recv().unwrap(), (true, true, Ok(())));
 }
 
 #[test]
-fn an_answer_nobody_waits_for_comes_back() {
-    let (told, results) = std::sync::mpsc::channel();
+fn second_answer_is_returned() {
+    let (sender, results) = std::sync::mpsc::channel();
     let handler = move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
-        told.send([message.payload.send(1), message.payload.send(2)]).unwrap();
+        sender.send([message.payload.send(1), message.payload.send(2)]).unwrap();
         Ok::<(), String>(())
     };
     let pool = Pool::builder().workers(1).start(handler).unwrap();

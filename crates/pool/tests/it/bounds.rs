@@ -3,7 +3,9 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Waker};
 use std::thread;
 
-use tidewire_pool::{Builder, Context, Key, Message, Overflow, Placement, Pool, Reason, SubmitError, Submitted};
+use tidewire_pool::{
+    Builder, Context, DeadLetterReason, Key, Message, Overflow, Placement, Pool, SubmitError, Submitted,
+};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
@@ -24,12 +26,12 @@ fn message(key: u64, text: &str) -> Message<String> {
 fn drained(pool: &Pool<String>, gate: &Gate<String>) -> Vec<String> {
     gate.lift();
     assert!(pool.drain(PATIENCE).returned.is_empty());
-    assert_eq!((pool.depth(), pool.bytes()), (0, 0), "all budget is back");
+    assert_eq!((pool.depth(), pool.bytes()), (0, 0), "all budget has been returned");
     gate.seen()
 }
 
 #[test]
-fn rejected_messages_come_back() {
+fn rejected_messages_are_returned() {
     for placement in [Placement::Moving, Placement::Pinned] {
         let (pool, gate) = stuck(Pool::builder().messages(3).placement(placement));
         pool.submit(message(1, "second")).unwrap();
@@ -55,15 +57,15 @@ fn bytes_are_bounded_and_counted_exactly() {
 }
 
 #[test]
-fn a_key_has_bounds_of_its_own() {
+fn keys_have_their_own_bounds() {
     let (pool, gate) = stuck(Pool::builder().key_messages(2).key_bytes(12));
     pool.submit(message(0, "second")).unwrap();
-    assert!(matches!(pool.submit(message(0, "x")), Err(SubmitError::Full(_))), "the one being handled counts");
+    assert!(matches!(pool.submit(message(0, "x")), Err(SubmitError::Full(_))), "the message being handled counts");
     pool.submit(message(1, "1234567890")).unwrap();
     assert!(matches!(pool.submit(message(1, "123")), Err(SubmitError::Full(_))));
     assert!(matches!(pool.submit(message(1, "1234567890123")), Err(SubmitError::TooLarge(_))));
     pool.submit(message(1, "12")).unwrap();
-    assert_eq!((pool.depth(), pool.bytes()), (4, 23), "what was refused takes no budget");
+    assert_eq!((pool.depth(), pool.bytes()), (4, 23), "rejected messages take no budget");
     assert_eq!(drained(&pool, &gate).len(), 4);
 }
 
@@ -104,9 +106,9 @@ async fn waiting_does_not_block_the_runtime() {
     assert_eq!(drained(&pool, &gate).len(), 101);
 }
 
-/// A future that gives up must leave the budget it was woken for to the next.
+/// A future that is dropped after it was woken must wake the next waiter.
 #[test]
-fn an_abandoned_submission_takes_nothing_with_it() {
+fn dropped_submission_passes_its_wakeup_on() {
     let (pool, gate) = stuck(Pool::builder().messages(1).overflow(Overflow::Wait));
     let mut context = TaskContext::from_waker(Waker::noop());
     let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(pool.submit_async(message(1, "abandoned")))).collect();
@@ -125,7 +127,7 @@ fn an_abandoned_submission_takes_nothing_with_it() {
 }
 
 #[test]
-fn the_oldest_is_dropped_of_the_same_key_first() {
+fn oldest_message_of_the_same_key_is_dropped_first() {
     let (pool, gate) = stuck(Pool::builder().messages(4).overflow(Overflow::DropOldest));
     pool.submit(message(1, "old 1")).unwrap();
     pool.submit(message(2, "old 2")).unwrap();
@@ -133,7 +135,7 @@ fn the_oldest_is_dropped_of_the_same_key_first() {
     assert_eq!(pool.submit(message(2, "new 2")).unwrap(), Submitted::Displacing(1));
     assert_eq!(pool.submit(message(3, "only 3")).unwrap(), Submitted::Displacing(1), "of the key that waited longest");
     let dropped: Vec<_> = pool.dead_letters().take(9);
-    assert!(dropped.iter().all(|letter| letter.reason == Reason::Displaced && letter.attempts == 0));
+    assert!(dropped.iter().all(|letter| letter.reason == DeadLetterReason::Displaced && letter.attempts == 0));
     let dropped: Vec<_> = dropped.into_iter().map(|letter| letter.into_message().payload).collect();
     assert_eq!(dropped, ["old 2", "old 1"]);
     assert_eq!(pool.stats().displaced, 2);
@@ -143,7 +145,7 @@ fn the_oldest_is_dropped_of_the_same_key_first() {
 }
 
 #[test]
-fn the_whole_pool_is_searched_for_something_to_drop() {
+fn messages_of_other_workers_are_dropped() {
     let gate = Gate::shut();
     let builder = Pool::builder().workers(3).messages(4).overflow(Overflow::DropOldest);
     let pool = builder.start(gate.clone()).unwrap();
@@ -159,20 +161,23 @@ fn the_whole_pool_is_searched_for_something_to_drop() {
 }
 
 #[test]
-fn as_many_are_dropped_as_bytes_are_needed() {
+fn messages_are_dropped_until_enough_bytes_are_free() {
     let (pool, gate) = stuck(Pool::builder().bytes(15).overflow(Overflow::DropOldest));
     for text in ["a", "bb", "ccc", "dddd"] {
         pool.submit(message(1, text)).unwrap();
     }
     assert_eq!(pool.submit(message(1, "12345678")).unwrap(), Submitted::Displacing(4));
     assert_eq!(pool.bytes(), 13);
-    assert!(matches!(pool.submit(message(2, "12345678901")), Err(SubmitError::Full(_))), "what is handled cannot go");
+    assert!(
+        matches!(pool.submit(message(2, "12345678901")), Err(SubmitError::Full(_))),
+        "a message being handled cannot be dropped"
+    );
     assert_eq!(drained(&pool, &gate), ["first"]);
     assert_eq!(pool.stats().displaced, 5);
 }
 
 #[test]
-fn with_a_bound_per_key_only_that_key_loses() {
+fn full_key_drops_only_its_own_messages() {
     let (pool, gate) = stuck(Pool::builder().key_messages(2).overflow(Overflow::DropOldest));
     pool.submit(message(1, "neighbour")).unwrap();
     for text in ["a", "b", "c"] {
@@ -209,7 +214,7 @@ fn merging_respects_the_bound_on_bytes() {
 }
 
 #[test]
-fn a_panic_while_merging_is_the_submitters_and_breaks_nothing() {
+fn panic_while_merging_unwinds_to_the_submitter() {
     let panics = Overflow::Coalesce(Arc::new(|_: &mut String, _| panic!("cannot merge")));
     let (pool, gate) = stuck(Pool::builder().messages(2).overflow(panics));
     pool.submit(message(1, "a")).unwrap();
@@ -219,9 +224,9 @@ fn a_panic_while_merging_is_the_submitters_and_breaks_nothing() {
     assert_eq!(drained(&pool, &gate), ["first", "a"]);
 }
 
-/// What follow-ups a handler got through, on a full pool.
+/// Submits three follow-ups in a handler of a full pool. Returns which of them were accepted.
 fn follow_ups_on_a_full_pool(overflow: Overflow<u32>, key_bound: bool) -> (Pool<u32>, Vec<bool>) {
-    let (told, results) = std::sync::mpsc::channel();
+    let (sender, results) = std::sync::mpsc::channel();
     let gate = Gate::<()>::shut();
     let handler = {
         let gate = gate.clone();
@@ -234,7 +239,7 @@ fn follow_ups_on_a_full_pool(overflow: Overflow<u32>, key_bound: bool) -> (Pool<
                     if let Err(error) = &result {
                         assert!(matches!(error, SubmitError::Full(message) if message.payload == number));
                     }
-                    told.send(result.is_ok()).unwrap();
+                    sender.send(result.is_ok()).unwrap();
                 }
             }
             Ok::<(), String>(())
@@ -252,7 +257,7 @@ fn follow_ups_on_a_full_pool(overflow: Overflow<u32>, key_bound: bool) -> (Pool<
 }
 
 #[test]
-fn a_follow_up_never_blocks_whatever_the_policy() {
+fn follow_up_never_blocks_under_any_policy() {
     let policies: [fn() -> Overflow<u32>; 4] = [
         || Overflow::Reject,
         || Overflow::Wait,
@@ -262,7 +267,7 @@ fn a_follow_up_never_blocks_whatever_the_policy() {
     for policy in policies {
         for key_bound in [false, true] {
             let (pool, accepted) = follow_ups_on_a_full_pool(policy(), key_bound);
-            assert_eq!(accepted, [true, false, false], "the first has the budget of the message that caused it");
+            assert_eq!(accepted, [true, false, false], "the first follow-up takes over the budget of its message");
             let stats = pool.stats();
             assert_eq!((stats.submitted, stats.handled, stats.displaced, stats.merged), (3, 3, 0, 0));
             assert_eq!((pool.depth(), pool.bytes()), (0, 0));
@@ -271,12 +276,12 @@ fn a_follow_up_never_blocks_whatever_the_policy() {
 }
 
 #[test]
-fn a_larger_follow_up_needs_the_difference() {
+fn larger_follow_up_needs_additional_budget() {
     let handler = |message: &mut Message<Vec<u8>>, context: &mut Context<'_, Vec<u8>>| {
         if message.payload[0] == 1 {
             let alone = context.attempt() == 1 && message.key == Key(1);
             let grown = context.submit(Message::new(message.key, vec![0; 10]));
-            assert_eq!(grown.is_ok(), alone, "ten of ten bytes are there only if nobody else has any");
+            assert_eq!(grown.is_ok(), alone, "ten bytes are available only if no other message has any");
         }
         Ok::<(), String>(())
     };
@@ -291,12 +296,12 @@ fn a_larger_follow_up_needs_the_difference() {
     }
 }
 
-/// More bytes than can be counted would be counted as messages.
+/// A size above the range of the byte counter must not overflow into the message counter.
 #[test]
-fn a_follow_up_larger_than_the_bound_is_refused() {
+fn follow_up_larger_than_the_bound_is_rejected() {
     let handler = |message: &mut Message<usize>, context: &mut Context<'_, usize>| {
         let error = context.submit(Message::new(message.key, 1 << 40)).map_err(|error| error.to_string());
-        assert_eq!(error, Err("the message is larger than the bytes the pool may hold".into()));
+        assert_eq!(error, Err("the message is larger than the pool's bound on bytes".into()));
         Ok::<(), String>(())
     };
     let mut pool = Pool::builder().workers(1).size(|size| *size).simulate(0, handler).unwrap();
@@ -306,7 +311,7 @@ fn a_follow_up_larger_than_the_bound_is_refused() {
 }
 
 #[test]
-fn keys_of_anything() {
+fn equal_values_have_equal_keys() {
     assert_eq!(Key::of("alice"), Key::of("alice"));
     assert_ne!(Key::of("alice"), Key::of("bob"));
 }

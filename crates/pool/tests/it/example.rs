@@ -2,6 +2,6 @@
 mod tour;
 
 #[test]
-fn the_tour_runs() {
+fn tour_example_runs() {
     tour::main();
 }

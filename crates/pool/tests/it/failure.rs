@@ -2,13 +2,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tidewire_pool::{Context, Key, Message, Placement, Pool, Reason, Retry};
+use tidewire_pool::{Context, DeadLetterReason, Key, Message, Placement, Pool, Retry};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
 
-/// Handles numbers; those below ten fail so many times, thirteen panics.
-fn moody(seen: Arc<std::sync::Mutex<Vec<u32>>>) -> impl tidewire_pool::Handler<u32> {
+/// A handler of numbers: a number below ten fails that number of times, and thirteen panics.
+fn failing(seen: Arc<std::sync::Mutex<Vec<u32>>>) -> impl tidewire_pool::Handler<u32> {
     move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         let number = message.payload;
         seen.lock().unwrap().push(number);
@@ -21,10 +21,10 @@ fn moody(seen: Arc<std::sync::Mutex<Vec<u32>>>) -> impl tidewire_pool::Handler<u
 }
 
 #[test]
-fn a_panic_costs_its_message_only() {
+fn panic_affects_only_its_message() {
     for placement in [Placement::Moving, Placement::Pinned] {
         let seen = Arc::default();
-        let pool = Pool::builder().workers(2).placement(placement).start(moody(Arc::clone(&seen))).unwrap();
+        let pool = Pool::builder().workers(2).placement(placement).start(failing(Arc::clone(&seen))).unwrap();
         for number in [20, 13, 21, 13, 22] {
             pool.submit(Message::new(4, number)).unwrap();
         }
@@ -33,7 +33,7 @@ fn a_panic_costs_its_message_only() {
         let letters = pool.dead_letters().take(9);
         assert_eq!(letters.len(), 2);
         for letter in letters {
-            assert_eq!(letter.reason, Reason::Panicked("unlucky 13".into()));
+            assert_eq!(letter.reason, DeadLetterReason::Panicked("unlucky 13".into()));
             assert_eq!((letter.message.key, letter.message.payload, letter.attempts), (Key(4), 13, 1));
         }
         let stats = pool.stats();
@@ -42,22 +42,22 @@ fn a_panic_costs_its_message_only() {
 }
 
 #[test]
-fn without_a_policy_an_error_is_final() {
-    let pool = Pool::builder().workers(1).start(moody(Arc::default())).unwrap();
+fn failed_message_is_not_retried_by_default() {
+    let pool = Pool::builder().workers(1).start(failing(Arc::default())).unwrap();
     pool.submit(Message::new(1, 1)).unwrap();
     pool.drain(PATIENCE);
     let letter = pool.dead_letters().take(1).remove(0);
-    assert_eq!(letter.reason, Reason::Failed("attempt 1 of 1".into()));
+    assert_eq!(letter.reason, DeadLetterReason::Failed("attempt 1 of 1".into()));
     assert_eq!((letter.attempts, pool.stats().failed, pool.stats().retried), (1, 1, 0));
 }
 
 #[test]
-fn retries_keep_the_order_of_the_key_and_hold_up_no_other() {
+fn retries_keep_the_order_of_the_key_and_do_not_delay_others() {
     for placement in [Placement::Moving, Placement::Pinned] {
         let seen = Arc::default();
         let retry = Retry::new(4).first_pause(Duration::from_millis(20)).longest_pause(Duration::from_millis(30));
         let builder = Pool::builder().workers(2).placement(placement).retry(retry);
-        let mut pool = builder.simulate(0, moody(Arc::clone(&seen))).unwrap();
+        let mut pool = builder.simulate(0, failing(Arc::clone(&seen))).unwrap();
         let start = pool.now();
         for (key, number) in [(1, 2), (1, 30), (3, 31)] {
             pool.submit(Message::new(key, number)).unwrap();
@@ -74,10 +74,10 @@ fn retries_keep_the_order_of_the_key_and_hold_up_no_other() {
 }
 
 #[test]
-fn attempts_are_counted_out_on_real_threads() {
+fn message_is_dead_lettered_after_the_last_attempt() {
     let retry = Retry::new(3).first_pause(Duration::from_millis(1)).longest_pause(Duration::from_millis(1));
     for placement in [Placement::Moving, Placement::Pinned] {
-        let pool = Pool::builder().workers(2).placement(placement).retry(retry).start(moody(Arc::default())).unwrap();
+        let pool = Pool::builder().workers(2).placement(placement).retry(retry).start(failing(Arc::default())).unwrap();
         for key in 0..20 {
             pool.submit(Message::new(key, 9)).unwrap();
             pool.submit(Message::new(key, 2)).unwrap();
@@ -90,9 +90,9 @@ fn attempts_are_counted_out_on_real_threads() {
     }
 }
 
-/// The workers that knew when the key would be due are stuck by then; the one that sleeps must learn of it.
+/// The workers that knew when the retry is due are stuck by then, so a sleeping worker must be woken for it.
 #[test]
-fn a_key_is_tried_again_though_those_who_held_it_are_stuck() {
+fn sleeping_worker_retries_if_other_workers_are_stuck() {
     let gate = Gate::<()>::shut();
     let handler = {
         let gate = gate.clone();
@@ -113,14 +113,14 @@ fn a_key_is_tried_again_though_those_who_held_it_are_stuck() {
     pool.submit(Message::new(2, 0)).unwrap();
     pool.submit(Message::new(3, 0)).unwrap();
     wait_until("two workers are stuck", PATIENCE, || gate.inside() == 2);
-    wait_until("the third has tried it again", PATIENCE, || pool.stats().handled == 1);
+    wait_until("the third worker has retried it", PATIENCE, || pool.stats().handled == 1);
     gate.lift();
     pool.drain(PATIENCE);
 }
 
-/// Its first attempt gives its budget to a follow-up and fails. It is kept within the bound, or not at all.
+/// The first attempt passes its budget to a follow-up and fails. A retry must not exceed the bound.
 #[test]
-fn a_message_whose_budget_moved_on_needs_other_budget_to_be_retried() {
+fn retry_needs_new_budget_after_a_follow_up() {
     let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         if message.payload == 1 && context.attempt() == 1 {
             context.submit(Message::new(9, 2)).unwrap();
@@ -139,7 +139,7 @@ fn a_message_whose_budget_moved_on_needs_other_budget_to_be_retried() {
 }
 
 #[test]
-fn failing_with_follow_ups_never_exceeds_the_bound() {
+fn failures_with_follow_ups_never_exceed_the_bound() {
     let handler = |message: &mut Message<u64>, context: &mut Context<'_, u64>| {
         let _ = context.submit(Message::new(message.key.0 + 1, 0));
         Err::<(), _>("always")
@@ -153,7 +153,7 @@ fn failing_with_follow_ups_never_exceeds_the_bound() {
 }
 
 #[test]
-fn what_has_expired_is_not_handled() {
+fn expired_message_is_not_handled() {
     let gate = Gate::open();
     let mut pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
     let deadline = pool.now() + Duration::from_secs(1);
@@ -164,16 +164,16 @@ fn what_has_expired_is_not_handled() {
     pool.run(100);
     assert_eq!(gate.seen(), [2, 3]);
     let letter = pool.dead_letters().take(1).remove(0);
-    assert_eq!((letter.reason.clone(), letter.attempts), (Reason::Expired, 0));
+    assert_eq!((letter.reason.clone(), letter.attempts), (DeadLetterReason::Expired, 0));
     assert_eq!((pool.stats().expired, pool.depth()), (1, 0));
 
     pool.submit(letter.into_message()).unwrap();
     pool.run(100);
-    assert_eq!(gate.seen(), [2, 3, 1], "submitted again, it has no deadline any more");
+    assert_eq!(gate.seen(), [2, 3, 1], "a resubmitted message has no deadline");
 }
 
 #[test]
-fn dead_letters_are_bounded_and_can_be_read_and_submitted_again() {
+fn dead_letters_are_bounded_and_can_be_resubmitted() {
     let broken = Arc::new(AtomicU32::new(1));
     let handler = {
         let broken = Arc::clone(&broken);
@@ -202,7 +202,7 @@ fn dead_letters_are_bounded_and_can_be_read_and_submitted_again() {
 }
 
 #[test]
-fn the_hook_sees_every_dead_letter_and_may_panic() {
+fn hook_is_called_with_every_dead_letter_and_may_panic() {
     let seen = Arc::new(AtomicUsize::new(0));
     let hook = {
         let seen = Arc::clone(&seen);
@@ -222,7 +222,7 @@ fn the_hook_sees_every_dead_letter_and_may_panic() {
 }
 
 #[test]
-fn a_payload_whose_drop_panics_does_not_take_the_worker_along() {
+fn worker_survives_a_panic_in_the_drop_of_a_payload() {
     struct Bomb(bool);
     impl Drop for Bomb {
         fn drop(&mut self) {

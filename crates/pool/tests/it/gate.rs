@@ -1,4 +1,4 @@
-//! A handler that tests can hold up, and that remembers what it saw.
+//! A handler that tests can block, and that records the messages it has handled.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -7,11 +7,11 @@ use std::thread::{self, ThreadId};
 use tidewire_pool::{Context, Handler, Message};
 use tidewire_testkit::PATIENCE;
 
-/// Remembers the payloads in the order in which they were handled. While it is shut, messages wait inside the handler.
+/// Records the payloads in the order in which they were handled. While it is shut, the handler blocks.
 #[derive(Clone, Default)]
-pub(crate) struct Gate<P>(Arc<State<P>>);
+pub(crate) struct Gate<P>(Arc<GateState<P>>);
 
-struct State<P> {
+struct GateState<P> {
     shut: Mutex<bool>,
     opened: Condvar,
     seen: Mutex<Vec<P>>,
@@ -19,7 +19,7 @@ struct State<P> {
     inside: Mutex<usize>,
 }
 
-impl<P> Default for State<P> {
+impl<P> Default for GateState<P> {
     fn default() -> Self {
         Self {
             shut: Mutex::default(),
@@ -51,21 +51,21 @@ impl<P: Clone + Send + 'static> Gate<P> {
         self.0.opened.notify_all();
     }
 
-    /// Waits while it is shut.
+    /// Blocks while the gate is shut.
     pub(crate) fn pass(&self) {
         *self.0.inside.lock().unwrap() += 1;
         let mut shut = self.0.shut.lock().unwrap();
         while *shut {
-            // A test that failed before it lifted the gate must not hang in the drop of its pool.
+            // A test that fails before it lifts the gate must not hang when it drops its pool.
             let (guard, time) = self.0.opened.wait_timeout(shut, PATIENCE).unwrap();
-            assert!(!time.timed_out(), "nobody lifted the gate");
+            assert!(!time.timed_out(), "the gate was not lifted in time");
             shut = guard;
         }
         drop(shut);
         *self.0.inside.lock().unwrap() -= 1;
     }
 
-    /// What was handled, in order.
+    /// Returns the handled payloads, in order.
     pub(crate) fn seen(&self) -> Vec<P> {
         self.0.seen.lock().unwrap().clone()
     }
@@ -74,7 +74,7 @@ impl<P: Clone + Send + 'static> Gate<P> {
         self.0.threads.lock().unwrap().len()
     }
 
-    /// How many messages are inside the handler.
+    /// Returns the number of messages in the handler.
     pub(crate) fn inside(&self) -> usize {
         *self.0.inside.lock().unwrap()
     }

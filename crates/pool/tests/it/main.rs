@@ -1,4 +1,4 @@
-//! The pool, through its public API, on real threads unless a test says otherwise.
+//! Tests of the pool through its public API, on real threads or in a simulation.
 #![cfg(not(loom))]
 
 mod ask;

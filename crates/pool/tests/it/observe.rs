@@ -39,7 +39,7 @@ impl<S: tracing::Subscriber> Layer<S> for Spans {
 
     fn on_record(&self, id: &Id, values: &Record<'_>, _: LayerContext<'_, S>) {
         let mut spans = self.0.lock().unwrap();
-        // Ids are used again, so the newest is meant.
+        // Ids are reused, so search for the newest span.
         if let Some((_, fields)) = spans.iter_mut().rev().find(|(other, _)| other == id) {
             values.record(&mut Fields(fields));
         }
@@ -53,14 +53,14 @@ impl Spans {
 }
 
 #[test]
-fn a_span_per_message_is_the_child_of_its_context_and_parent_of_its_follow_ups() {
+fn span_is_child_of_the_message_and_parent_of_follow_ups() {
     let spans = Spans::default();
     let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         assert_eq!(TraceContext::current(), context.trace());
         match message.payload {
             0 => Err("nothing left"),
             less => {
-                // One inherits by the context, as does one made with nothing said.
+                // A follow-up without a trace inherits that of the context.
                 context.submit(Message::new(8, less - 1).trace(TraceContext::NONE)).map_err(|_| "full")
             }
         }
@@ -87,15 +87,15 @@ fn a_span_per_message_is_the_child_of_its_context_and_parent_of_its_follow_ups()
 }
 
 #[test]
-fn an_observer_that_panics_costs_nothing() {
-    struct Clumsy;
-    impl tidewire_pool::Observer for Clumsy {
+fn panic_of_an_observer_is_ignored() {
+    struct PanickingObserver;
+    impl tidewire_pool::Observer for PanickingObserver {
         fn observe(&self, event: tidewire_pool::Event) {
             panic!("as planned: {event:?}");
         }
     }
     let gate = Gate::open();
-    let pool = Pool::builder().workers(1).observer(Arc::new(Clumsy)).start(gate.clone()).unwrap();
+    let pool = Pool::builder().workers(1).observer(Arc::new(PanickingObserver)).start(gate.clone()).unwrap();
     for number in 0..3 {
         pool.submit(Message::new(1, number)).unwrap();
     }
@@ -107,11 +107,11 @@ type Snapshot = Vec<(CompositeKey, Option<Unit>, Option<SharedString>, DebugValu
 
 fn value<'a>(snapshot: &'a Snapshot, name: &str) -> &'a DebugValue {
     let found = snapshot.iter().find(|(key, ..)| key.key().name() == name);
-    &found.unwrap_or_else(|| panic!("there is no metric {name}")).3
+    &found.unwrap_or_else(|| panic!("missing metric {name}")).3
 }
 
 #[test]
-fn handlers_are_counted_and_timed_panics_included() {
+fn attempts_are_counted_and_timed_including_panics() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let handler = |message: &mut Message<u32>, _: &mut Context<'_, u32>| match message.payload {
@@ -131,11 +131,11 @@ fn handlers_are_counted_and_timed_panics_included() {
     assert_eq!(value(&all, "message.failed"), &DebugValue::Counter(2));
     assert_eq!(value(&all, "message.wait"), &DebugValue::Histogram(vec![0.25.into(); 5]));
     let services = DebugValue::Histogram(vec![0.0.into(); 4]);
-    assert_eq!(value(&all, "message.service"), &services, "a panic has no end to be timed");
+    assert_eq!(value(&all, "message.service"), &services, "a panic has no service time");
 }
 
 #[test]
-fn the_depth_of_a_pool_goes_down_again() {
+fn depth_metric_follows_the_pool() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let metrics = metrics::with_local_recorder(&recorder, || PoolMetrics::new("test"));
@@ -156,7 +156,7 @@ fn the_depth_of_a_pool_goes_down_again() {
     gate.lift();
     pool.drain(PATIENCE);
     pool.submit(Message::new(1, 9)).unwrap_err();
-    // A snapshot takes the values with it, so this is the change since the last one.
+    // A snapshot resets the values, so this is the change since the last one.
     let drained = snapshotter.snapshot().into_vec();
     assert_eq!(value(&drained, "message_pool.depth"), &DebugValue::Gauge((-3.0).into()));
     assert_eq!(value(&drained, "message_pool.rejected"), &DebugValue::Counter(1));

@@ -10,11 +10,11 @@ use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
 
-/// What is submitted: by whom, and as which of its own.
+/// The number of the submitting thread, and of its message.
 type Numbered = (usize, u32);
 
-/// Eight threads submit to a few keys, handlers take random times, and every key sees the messages of every thread in the
-/// order in which that thread's submissions returned, one at a time.
+/// Checks the order: eight threads submit to a few keys, handlers take random times, and the messages that a thread submitted to a key
+/// are handled one at a time, in the order of submission.
 fn order_is_kept(placement: Placement, workers: usize, keys: u64, messages: u32, spins: Vec<u32>) {
     let seen: Arc<Mutex<BTreeMap<Key, Vec<Numbered>>>> = Arc::default();
     let busy: Arc<Vec<AtomicBool>> = Arc::new((0..keys).map(|_| AtomicBool::new(false)).collect());
@@ -72,7 +72,7 @@ proptest! {
 }
 
 #[test]
-fn pinned_a_key_stays_on_its_thread() {
+fn pinned_key_stays_on_its_thread() {
     let gate = Gate::open();
     let pool = Pool::builder().workers(4).placement(Placement::Pinned).start(gate.clone()).unwrap();
     for number in 0..100 {
@@ -106,7 +106,7 @@ fn neighbours_of_a_stuck_key(placement: Placement) -> (Pool<u64>, Gate<u64>, Arc
 }
 
 #[test]
-fn moving_a_stuck_key_holds_up_nobody_else() {
+fn stuck_key_does_not_delay_others_if_keys_move() {
     let (pool, stuck, others) = neighbours_of_a_stuck_key(Placement::Moving);
     wait_until("all neighbours are handled", PATIENCE, || others.load(Ordering::SeqCst) == 50);
     assert!(stuck.seen().is_empty());
@@ -116,7 +116,7 @@ fn moving_a_stuck_key_holds_up_nobody_else() {
 }
 
 #[test]
-fn pinned_neighbours_wait_and_lose_nothing() {
+fn pinned_keys_wait_for_a_stuck_key() {
     let (pool, stuck, others) = neighbours_of_a_stuck_key(Placement::Pinned);
     wait_until("key 0 is in its handler", PATIENCE, || stuck.inside() == 1);
     assert!(others.load(Ordering::SeqCst) < 50, "the neighbours share its thread");
@@ -125,9 +125,9 @@ fn pinned_neighbours_wait_and_lose_nothing() {
     assert_eq!(others.load(Ordering::SeqCst), 50);
 }
 
-/// Three of four workers are stuck, so the last one has to find every message, wherever its home is.
+/// Three of four workers are stuck, so the last one must handle the messages of all shards.
 #[test]
-fn one_free_worker_serves_all_homes() {
+fn one_free_worker_serves_all_shards() {
     let stuck = Gate::shut();
     let handled = Arc::new(AtomicUsize::new(0));
     let handler = {
@@ -147,7 +147,7 @@ fn one_free_worker_serves_all_homes() {
     wait_until("three workers are stuck", PATIENCE, || stuck.inside() == 3);
     for number in 1..=400 {
         pool.submit(Message::new(100 + number, number)).unwrap();
-        // One at a time: each has to wake the sleeper anew.
+        // One at a time, so that each message must wake the sleeping worker.
         wait_until("it is handled", PATIENCE, || handled.load(Ordering::SeqCst) as u64 == number);
     }
     stuck.lift();
@@ -155,7 +155,7 @@ fn one_free_worker_serves_all_homes() {
 }
 
 #[test]
-fn a_hot_key_does_not_starve_new_keys() {
+fn hot_key_does_not_starve_new_keys() {
     let gate = Gate::open();
     let mut pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
     for number in 0..1000 {
@@ -164,6 +164,6 @@ fn a_hot_key_does_not_starve_new_keys() {
     pool.step();
     pool.submit(Message::new(8, (8, 0))).unwrap();
     pool.run(usize::MAX);
-    let place = gate.seen().iter().position(|(key, _)| *key == 8).unwrap();
-    assert!(place < 500, "key 8 came {place}th, behind those that were submitted before it");
+    let position = gate.seen().iter().position(|(key, _)| *key == 8).unwrap();
+    assert!(position < 500, "key 8 was handled at position {position}");
 }

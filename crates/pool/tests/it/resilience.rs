@@ -3,11 +3,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidewire_pool::{
-    AskError, Breaker, BreakerOptions, BreakerState, Context, Handler, Message, Observed, Pool, Reason, Reply, Retry,
-    Shedding, SheddingOptions, Simulation,
+    AskError, Breaker, BreakerOptions, BreakerState, Context, DeadLetterReason, Handler, Message, Observed, Pool,
+    Reply, Retry, Shedding, SheddingOptions, Simulation,
 };
 
-/// A handler that fails while told to, and counts its calls.
+/// A handler that fails while the flag is set, and counts its calls.
 fn switch() -> (impl Handler<u32>, Arc<AtomicBool>, Arc<AtomicUsize>) {
     let (broken, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (is_broken, count) = (Arc::clone(&broken), Arc::clone(&calls));
@@ -27,7 +27,7 @@ fn send(pool: &mut Simulation<u32>, numbers: impl IntoIterator<Item = u32>) {
 }
 
 #[test]
-fn the_breaker_opens_probes_and_closes() {
+fn breaker_opens_probes_and_closes() {
     let (handler, broken, calls) = switch();
     let breaker = Breaker::new(BreakerOptions::default());
     let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(handler)).unwrap();
@@ -39,7 +39,7 @@ fn the_breaker_opens_probes_and_closes() {
     send(&mut pool, 20..30);
     assert_eq!(calls.load(Ordering::SeqCst), 5, "nothing is tried while it is open");
     let refused = pool.dead_letters().take(100).pop().unwrap();
-    assert_eq!(refused.reason, Reason::BreakerOpen);
+    assert_eq!(refused.reason, DeadLetterReason::BreakerOpen);
 
     pool.advance(Duration::from_secs(1));
     assert_eq!(breaker.state(pool.now()), BreakerState::HalfOpen);
@@ -59,11 +59,11 @@ fn the_breaker_opens_probes_and_closes() {
     send(&mut pool, [5]);
     broken.store(true, Ordering::SeqCst);
     send(&mut pool, [1, 2, 3, 4]);
-    assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "a success ends the row");
+    assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "a success resets the count");
 }
 
 #[test]
-fn what_an_open_breaker_refuses_is_retried_in_order() {
+fn messages_rejected_by_an_open_breaker_are_retried() {
     let (handler, broken, _) = switch();
     let breaker = Breaker::new(BreakerOptions::default());
     let retry = Retry::new(100).first_pause(Duration::from_millis(100)).longest_pause(Duration::from_millis(100));
@@ -79,7 +79,7 @@ fn what_an_open_breaker_refuses_is_retried_in_order() {
 }
 
 #[test]
-fn no_setting_is_too_long_or_too_small() {
+fn extreme_settings_work() {
     let (handler, _, calls) = switch();
     let options = BreakerOptions::default().failures(1).pause(Duration::MAX).probes(0);
     let breaker = Breaker::new(options);
@@ -97,7 +97,7 @@ fn no_setting_is_too_long_or_too_small() {
     send(&mut pool, [1]);
     broken.store(false, Ordering::SeqCst);
     send(&mut pool, [2]);
-    assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "one probe is tried at least");
+    assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "at least one probe is tried");
 }
 
 /// Steps a pool at a steady pace: every millisecond `arrivals` messages are submitted and one is handled.
@@ -129,8 +129,8 @@ fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
 }
 
 #[test]
-fn a_queue_that_drains_is_left_alone_and_one_that_does_not_is_shed() {
-    assert_eq!(overload(1, 2000).0, 0, "as many come as are handled");
+fn only_a_queue_that_does_not_drain_is_shed() {
+    assert_eq!(overload(1, 2000).0, 0, "as many messages arrive as are handled");
     let (shed, wait) = overload(2, 20_000);
     assert!(shed > 19_000, "twice as many come as can be handled, and {shed} were shed");
     // Without shedding half of the messages of 20 s would be queued, and the last handled one would have waited 10 s.
@@ -138,7 +138,7 @@ fn a_queue_that_drains_is_left_alone_and_one_that_does_not_is_shed() {
 }
 
 #[test]
-fn a_burst_is_not_shed() {
+fn burst_is_not_shed() {
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
     let shedding = Shedding::new(SheddingOptions::default());
     let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
@@ -152,7 +152,7 @@ fn a_burst_is_not_shed() {
 }
 
 #[test]
-fn what_is_shed_is_not_retried() {
+fn shed_messages_are_not_retried() {
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
     let shedding = Shedding::new(SheddingOptions::default());
     let mut pool = Pool::builder().workers(1).retry(Retry::new(5)).simulate(0, shedding.guard(handler)).unwrap();
@@ -166,12 +166,12 @@ fn what_is_shed_is_not_retried() {
     let letters = pool.dead_letters().take(10);
     assert_eq!(letters.len(), 2);
     assert_eq!(letters[0].attempts, 1);
-    assert_eq!(letters[0].reason, Reason::Shed { waited: Duration::from_secs(2) });
+    assert_eq!(letters[0].reason, DeadLetterReason::Shed { waited: Duration::from_secs(2) });
     assert_eq!(letters[0].reason.to_string(), "shed after waiting 2s: the queue does not drain");
 }
 
 #[test]
-fn shedding_tells_clients_how_long_to_wait() {
+fn retry_after_depends_on_the_queue_delay() {
     let ms = Duration::from_millis;
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
     let shedding = Shedding::new(SheddingOptions::default().target(ms(5)).interval(ms(100)));
@@ -203,9 +203,9 @@ fn shedding_tells_clients_how_long_to_wait() {
     );
 }
 
-/// A handler that takes long measures the delay rarely: it counts for as long as it was.
+/// A slow handler measures the delay rarely, so a measured delay is valid for as long as the delay itself.
 #[test]
-fn a_long_queue_delay_counts_until_it_has_passed() {
+fn queue_delay_is_valid_for_its_own_length() {
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
     let shedding = Shedding::new(SheddingOptions::default());
     let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
@@ -221,15 +221,15 @@ fn a_long_queue_delay_counts_until_it_has_passed() {
     assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (Duration::ZERO, None));
 }
 
-/// An outer decorator keeps the reason of an inner one, and an asker gets it.
+/// An outer decorator passes on the reason of an inner one, and `ask` returns it.
 #[test]
-fn reasons_pass_through_decorators() {
+fn decorators_pass_reasons_on() {
     let handler = |_: &mut Message<Reply<()>>, _: &mut Context<'_, Reply<()>>| Err::<(), _>("broken");
     let breaker = Breaker::new(BreakerOptions::default().failures(1));
     let shedding = Shedding::new(SheddingOptions::default());
     let handler = Observed::new(shedding.guard(breaker.guard(handler)));
     let mut pool = Pool::builder().workers(1).simulate(0, handler).unwrap();
-    for expected in [Reason::Failed("broken".into()), Reason::BreakerOpen] {
+    for expected in [DeadLetterReason::Failed("broken".into()), DeadLetterReason::BreakerOpen] {
         let reason = pool.ask(|reply| Message::new(1, reply)).unwrap_err();
         assert!(matches!(reason, AskError::DeadLettered(reason) if reason == expected));
     }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidewire_pool::{Context, Message, Overflow, Placement, Pool, Reason, Retry, SubmitError};
+use tidewire_pool::{Context, DeadLetterReason, Message, Overflow, Placement, Pool, Retry, SubmitError};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
@@ -15,9 +15,9 @@ use crate::gate::Gate;
 const PLACEMENTS: [Placement; 2] = [Placement::Moving, Placement::Pinned];
 
 #[test]
-fn draining_handles_everything_follow_ups_included() {
+fn drain_handles_all_messages_and_follow_ups() {
     for placement in PLACEMENTS {
-        // Each message begets another on its own key and one on the next, until it has counted down.
+        // Each message submits one follow-up with its own key and one with the next key, until its count is zero.
         let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
             if let Some(less) = message.payload.checked_sub(1) {
                 context.submit(Message::new(message.key, less)).map_err(|error| error.to_string())?;
@@ -37,7 +37,7 @@ fn draining_handles_everything_follow_ups_included() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_returns_what_is_left() {
+fn drain_returns_remaining_messages_after_the_timeout() {
     let gate = Gate::shut();
     let pool = Pool::builder().workers(1).start(gate.clone()).unwrap();
     for number in 0..10 {
@@ -55,7 +55,7 @@ fn a_drain_that_takes_too_long_returns_what_is_left() {
 }
 
 #[test]
-fn blocked_submitters_learn_of_the_end() {
+fn shutdown_wakes_blocked_submitters() {
     let gate = Gate::shut();
     let pool = Pool::builder().workers(1).messages(1).overflow(Overflow::Wait).start(gate.clone()).unwrap();
     pool.submit(Message::new(1, 1)).unwrap();
@@ -68,9 +68,9 @@ fn blocked_submitters_learn_of_the_end() {
     });
 }
 
-/// The budget of a handler that does not return stays taken: nobody waits for that.
+/// The budget of a handler that does not return is never released, so submitters must not wait for it.
 #[test]
-fn waiting_submissions_learn_of_the_end_while_the_pool_is_full() {
+fn shutdown_wakes_waiting_submissions_of_a_full_pool() {
     for key_bound in [false, true] {
         let gate = Gate::shut();
         let builder = Pool::builder().workers(1).overflow(Overflow::Wait);
@@ -92,7 +92,7 @@ fn waiting_submissions_learn_of_the_end_while_the_pool_is_full() {
 }
 
 #[test]
-fn what_comes_too_late_drops_nothing() {
+fn submission_after_shutdown_drops_no_message() {
     let gate = Gate::shut();
     let handler = {
         let gate = gate.clone();
@@ -109,7 +109,7 @@ fn what_comes_too_late_drops_nothing() {
     wait_until("a worker is stuck", PATIENCE, || gate.inside() == 1);
     thread::scope(|scope| {
         scope.spawn(|| pool.drain(PATIENCE));
-        // These have budget; the last one has none.
+        // There is budget for these, and none for the last one.
         wait_until("the pool drains", PATIENCE, || {
             pool.depth() == 2 && pool.submit(Message::new(1, "x".to_owned())).is_err()
         });
@@ -120,9 +120,9 @@ fn what_comes_too_late_drops_nothing() {
     assert_eq!(gate.seen(), ["a", "bcdefg"]);
 }
 
-/// A handler goes on after a follow-up took its budget over and has ended. The pool is not empty then.
+/// A handler is still running after a follow-up has taken over its budget and has ended. The pool is not empty then.
 #[test]
-fn a_drain_waits_for_a_handler_whose_follow_up_has_ended() {
+fn drain_waits_for_a_handler_whose_follow_up_has_ended() {
     for placement in PLACEMENTS {
         let gate = Gate::<()>::shut();
         let handler = {
@@ -150,14 +150,14 @@ fn a_drain_waits_for_a_handler_whose_follow_up_has_ended() {
 }
 
 #[test]
-fn as_many_run_as_are_in_a_handler() {
+fn running_counts_workers_in_a_handler() {
     for placement in PLACEMENTS {
         let gate = Gate::<()>::shut();
         let handler = {
             let gate = gate.clone();
             move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
                 if message.payload == 1 {
-                    // Neither the budget it has passed on nor what its worker has yet to give back counts.
+                    // Neither the budget that was passed on nor the budget that the worker has not returned yet counts.
                     context.submit(Message::new(1, 0)).map_err(|error| error.to_string())?;
                     gate.pass();
                 }
@@ -176,7 +176,7 @@ fn as_many_run_as_are_in_a_handler() {
                 scope.spawn(|| told.send(pool.abort().running).unwrap());
                 let running = ended.recv_timeout(PATIENCE / 6);
                 gate.lift();
-                assert_eq!(running, Ok(1), "an abort waits for no handler");
+                assert_eq!(running, Ok(1), "abort does not wait for handlers");
             });
             wait_until("it is over", PATIENCE, || pool.stats().handled == quick + 2);
             gate.shut_again();
@@ -185,7 +185,7 @@ fn as_many_run_as_are_in_a_handler() {
 }
 
 #[test]
-fn a_retry_that_comes_after_the_end_is_a_dead_letter() {
+fn retry_after_shutdown_is_a_dead_letter() {
     let gate = Gate::<()>::shut();
     let handler = {
         let gate = gate.clone();
@@ -200,12 +200,12 @@ fn a_retry_that_comes_after_the_end_is_a_dead_letter() {
     assert_eq!(pool.abort().running, 1);
     gate.lift();
     wait_until("it is a dead letter", PATIENCE, || pool.dead_letters().len() == 1);
-    assert_eq!(pool.dead_letters().take(1)[0].reason, Reason::ShutDown);
+    assert_eq!(pool.dead_letters().take(1)[0].reason, DeadLetterReason::ShutDown);
     assert_eq!((pool.stats().dead_lettered, pool.stats().returned), (1, 0));
 }
 
 #[test]
-fn held_messages_are_returned() {
+fn messages_waiting_for_a_retry_are_returned() {
     let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Err::<(), _>("again");
     let retry = Retry::new(2).first_pause(Duration::from_hours(1)).longest_pause(Duration::from_hours(1));
     for placement in PLACEMENTS {
@@ -216,7 +216,7 @@ fn held_messages_are_returned() {
         wait_until("the first has failed", PATIENCE, || pool.stats().retried == 1);
         wait_until("and is held", PATIENCE, || pool.stats().failed == 1 && pool.depth() == 3);
         let returned: Vec<u32> = pool.drain(Duration::ZERO).returned.iter().map(|message| message.payload).collect();
-        // A worker that has not put it back yet when the pool closes makes a dead letter of it.
+        // If the pool closes before the worker has put the message back, it becomes a dead letter.
         let dead = usize::try_from(pool.stats().dead_lettered).unwrap();
         assert_eq!(returned, [0, 1, 2][dead..]);
     }
@@ -233,12 +233,12 @@ fn dropping_a_pool_joins_its_threads() {
     let pool = Pool::builder().workers(4).start(handler).unwrap();
     pool.submit(Message::new(1, ())).unwrap();
     drop(pool);
-    assert_eq!(Arc::strong_count(&handled), 1, "the handler is gone, so the threads are");
+    assert_eq!(Arc::strong_count(&handled), 1, "the handler was dropped, so all threads have ended");
 }
 
-/// A pool that a handler owns is dropped by a worker of it, which must not wait for itself.
+/// A pool that its handler owns may be dropped by one of its workers, which must not wait for itself.
 #[test]
-fn the_last_owner_may_be_a_handler() {
+fn handler_may_drop_its_pool() {
     type Owner = std::sync::mpsc::Receiver<Pool<()>>;
     let gate = Gate::<()>::shut();
     let (give, take) = std::sync::mpsc::channel();
@@ -261,7 +261,7 @@ fn the_last_owner_may_be_a_handler() {
 }
 
 #[test]
-fn thousands_of_starts_and_stops_leak_no_thread() {
+fn repeated_starts_leak_no_threads() {
     let pool_threads = || {
         let tasks = fs::read_dir("/proc/self/task").unwrap();
         let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -284,10 +284,10 @@ fn thousands_of_starts_and_stops_leak_no_thread() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Threads submit while the pool is shut down under them; handlers succeed, fail, panic and submit follow-ups. In the
-    /// end everything that was accepted is accounted for exactly once, and nothing that was refused was handled.
+    /// Threads submit while the pool is shut down; handlers succeed, fail, panic and submit follow-ups. Every accepted message must end
+    /// exactly once, and no rejected message may be handled.
     #[test]
-    fn every_accepted_message_has_one_end(
+    fn every_accepted_message_ends_once(
         pinned in any::<bool>(),
         workers in 1..4_usize,
         bound in 1..40_usize,

@@ -18,7 +18,7 @@ fn order(seed: u64, placement: Placement, messages: &[(u64, u32)]) -> Vec<(u64, 
 
 proptest! {
     #[test]
-    fn a_seed_is_an_order_and_every_order_keeps_that_of_the_keys(
+    fn seed_determines_the_order_and_keys_stay_in_order(
         seed in any::<u64>(),
         pinned in any::<bool>(),
         keys in prop::collection::vec(0..6_u64, 0..60),
@@ -35,7 +35,7 @@ proptest! {
 }
 
 #[test]
-fn seeds_show_every_order_of_three_keys() {
+fn seeds_cover_every_order_of_three_keys() {
     let messages = [(0, 0), (3, 0), (6, 0)];
     let orders: HashSet<_> = (0..200).map(|seed| order(seed, Placement::Moving, &messages)).collect();
     assert_eq!(orders.len(), 6);
@@ -44,7 +44,7 @@ fn seeds_show_every_order_of_three_keys() {
 }
 
 #[test]
-fn aborting_returns_what_is_queued() {
+fn abort_returns_queued_messages() {
     let mut pool = Pool::builder().workers(1).simulate(0, Gate::open()).unwrap();
     for number in 0..3 {
         pool.submit(Message::new(1, number)).unwrap();
@@ -56,7 +56,7 @@ fn aborting_returns_what_is_queued() {
 }
 
 #[test]
-fn questions_can_be_asked_of_a_simulation() {
+fn simulation_supports_ask() {
     enum Ask {
         Now(Reply<u32>),
         Never(Option<Reply<u32>>),
@@ -64,7 +64,7 @@ fn questions_can_be_asked_of_a_simulation() {
     let kept = std::sync::Mutex::new(Vec::new());
     let handler = move |message: &mut Message<Ask>, context: &mut Context<'_, Ask>| match &mut message.payload {
         Ask::Now(_) if context.attempt() == 1 => Err("in a moment"),
-        Ask::Now(reply) => reply.send(7).map_err(|_| "nobody waits"),
+        Ask::Now(reply) => reply.send(7).map_err(|_| "the asker has left"),
         Ask::Never(reply) => {
             kept.lock().unwrap().extend(reply.take());
             Ok(())

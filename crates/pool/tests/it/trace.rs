@@ -8,7 +8,7 @@ use tidewire_testkit::{PATIENCE, wait_until};
 use crate::gate::Gate;
 
 #[test]
-fn hostile_headers_are_refused() {
+fn malformed_headers_are_rejected() {
     for header in [
         "",
         "-",
@@ -32,7 +32,7 @@ fn hostile_headers_are_refused() {
 }
 
 #[test]
-fn a_later_version_is_understood_as_far_as_known() {
+fn unknown_fields_of_a_later_version_are_ignored() {
     let later = "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what.else".parse::<TraceContext>().unwrap();
     assert_eq!(later.trace_id(), 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
     assert_eq!(later.span_id(), 0x00f0_67aa_0ba9_02b7);
@@ -40,7 +40,7 @@ fn a_later_version_is_understood_as_far_as_known() {
 }
 
 #[test]
-fn children_of_none_are_none() {
+fn child_of_none_is_none() {
     assert!(TraceContext::NONE.child().is_none());
     assert!(TraceContext::current().is_none());
     let root = TraceContext::root();
@@ -48,7 +48,7 @@ fn children_of_none_are_none() {
     assert_eq!(root.to_string().parse(), Ok(root));
 }
 
-/// What a handler sees of the trace of a message.
+/// The trace of a message, as a handler sees it.
 struct Seen {
     key: Key,
     payload: u32,
@@ -69,9 +69,9 @@ fn seen(message: &Message<u32>, context: &Context<'_, u32>) -> Seen {
     }
 }
 
-/// Every message has a follow-up of another key, which may be handled on another thread.
+/// Every message has a follow-up with another key, which may be handled on another thread.
 #[test]
-fn every_worker_thread_sees_the_trace_of_its_message() {
+fn workers_see_the_trace_of_their_message() {
     let (sender, results) = mpsc::channel();
     let handler = move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         sender.send(seen(message, context)).map_err(|_| "the test has ended")?;
@@ -83,7 +83,7 @@ fn every_worker_thread_sees_the_trace_of_its_message() {
     let pool = Pool::builder().workers(4).start(Observed::new(handler)).unwrap();
     let traces: HashMap<Key, TraceContext> = (0..200).map(|key| (Key(key), TraceContext::root())).collect();
     for (&key, &trace) in &traces {
-        // Every second message belongs to no trace, so that a worker which kept the last one would be noticed.
+        // Every second message has no trace, to detect a worker that keeps the previous one.
         let trace = if key.0 % 2 == 0 { trace } else { TraceContext::NONE };
         pool.submit(Message::new(key, 0).trace(trace)).unwrap();
     }
@@ -104,7 +104,7 @@ fn every_worker_thread_sees_the_trace_of_its_message() {
         assert_ne!(seen.current.span_id(), seen.message.span_id());
         spans.insert(seen.current.trace_id(), seen.current);
     }
-    assert_eq!(spans.len(), 200, "messages of no trace begin a new one each");
+    assert_eq!(spans.len(), 200, "every message without a trace starts a new one");
     for seen in &second {
         assert_eq!(
             seen.message,
@@ -116,9 +116,9 @@ fn every_worker_thread_sees_the_trace_of_its_message() {
     assert!(TraceContext::current().is_none());
 }
 
-/// The thread that handled the first message of a key is stuck with another key when the second one comes.
+/// The thread that handled the first message of a key is stuck with another key when the second one arrives.
 #[test]
-fn a_key_that_moves_to_another_thread_keeps_the_trace_of_its_message() {
+fn moved_key_keeps_the_trace_of_its_message() {
     let gate = Gate::<()>::shut();
     let (sender, results) = mpsc::channel();
     let handler = {
@@ -139,7 +139,7 @@ fn a_key_that_moves_to_another_thread_keeps_the_trace_of_its_message() {
     };
     let next = || results.recv_timeout(PATIENCE).unwrap();
 
-    // Keys 1 and 3 have the same home. Whichever worker handles key 1 first, it is stuck before key 1 comes again.
+    // Keys 1 and 3 have the same home shard. The worker that handles key 1 first is stuck before key 1 is submitted again.
     let mut threads = Vec::new();
     for round in 1..100 {
         let trace = submit(1, 1);
