@@ -8,18 +8,21 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::connection::{
-    Connection, PendingRequest, PipelineReplies, Rejected, ReplySender, Shared, State, after, later,
+    ClientShared, Connection, ConnectionState, PendingRequest, PipelineReplies, ReplySender, SubmitRejection, after,
+    later,
 };
 use crate::observe::{ClientStats, observed};
 use crate::request::read_reply;
-use crate::{Error, FromValue, Invocation, Options, Outcome, Pipeline, ReplyTypes, Request, States, Status, WhenFull};
+use crate::{
+    Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, RequestOutcome, States, Status, WhenFull,
+};
 
 /// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
 ///
 /// Any number of tasks can use it at the same time. Requests are written in the order of their submission.
 #[derive(Debug)]
 pub struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
     /// The timeout of requests made with this handle.
     timeout: Duration,
 }
@@ -29,7 +32,7 @@ impl Client {
     ///
     /// Nothing is sent, and no deadline is kept, until the connection runs: requests and [`close`](Self::close) wait.
     pub fn new(options: Options) -> (Self, Connection) {
-        let shared = Arc::new(Shared::new(options));
+        let shared = Arc::new(ClientShared::new(options));
         let timeout = shared.options.timeout;
         (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared))
     }
@@ -67,8 +70,8 @@ impl Client {
     ///
     /// # Cancellation
     ///
-    /// Dropping the future does not affect other requests. A request that is not written yet is not sent any more, or is
-    /// sent and its reply dropped.
+    /// Dropping the future does not affect other requests. A request that is not written yet may still be sent; its reply is then
+    /// dropped.
     pub async fn send<T: FromValue>(&self, request: impl Into<Request<T>>) -> Result<T, Error> {
         let command = request.into().into_command();
         command.check()?;
@@ -104,7 +107,7 @@ impl Client {
         let PipelineReplies { values, error } =
             exchanged.unwrap_or_else(|error| PipelineReplies { values: Vec::new(), error: Some(error) });
         // There are as many values as commands, unless there is an error.
-        let missing = || error.clone().unwrap_or(Error::Closed { outcome: Outcome::MaybeExecuted });
+        let missing = || error.clone().unwrap_or(Error::Closed { outcome: RequestOutcome::MaybeExecuted });
         let mut values = values.into_iter();
         Ok(S::read(len, || values.next().ok_or_else(missing)))
     }
@@ -144,7 +147,7 @@ impl Client {
         let replied = receiver.await;
         guard.has_ended = true;
         // The actor sends a reply or an error to every request, unless the runtime has dropped it.
-        replied.map_err(|_| Error::Closed { outcome: Outcome::MaybeExecuted })
+        replied.map_err(|_| Error::Closed { outcome: RequestOutcome::MaybeExecuted })
     }
 
     /// Queues a request. Returns it if it has to wait for a permit.
@@ -153,12 +156,12 @@ impl Client {
         let request = PendingRequest::new(bytes.len(), commands, submitted, later(submitted, self.timeout), reply);
         match self.shared.queue.submit(bytes, request) {
             Ok(()) => Ok(None),
-            Err(Rejected::Error(error)) => Err(error),
-            Err(Rejected::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
+            Err(SubmitRejection::Error(error)) => Err(error),
+            Err(SubmitRejection::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
                 self.shared.counters.count(|stats| stats.rejected += 1);
                 Err(Error::QueueFull)
             }
-            Err(Rejected::Full(request)) => Ok(Some(request)),
+            Err(SubmitRejection::Full(request)) => Ok(Some(request)),
         }
     }
 
@@ -167,7 +170,7 @@ impl Client {
         self.shared.status.subscribe()
     }
 
-    /// Returns a stream of all states of the connection, beginning with the present one.
+    /// Returns a stream of all states of the connection, starting with the current one.
     pub fn states(&self) -> States {
         self.shared.status.states()
     }
@@ -184,16 +187,16 @@ impl Client {
     pub async fn close(&self, grace: Duration) {
         self.shared.queue.close(after(grace));
         let mut status = self.status();
-        // It cannot fail, because `shared` has the sender.
-        let _ = status.wait_for(|status| status.state == State::Closed).await;
+        // Cannot fail, because `shared` owns the sender.
+        let _ = status.wait_for(|status| status.state == ConnectionState::Closed).await;
     }
 }
 
-/// Notifies the queue if the caller drops its future before the reply: a request that was not sent needs its permit no more.
+/// Notifies the queue if the caller drops its future before the reply: a request that was not sent no longer needs its permit.
 ///
 /// It is dropped after the receiver of the reply, so that the queue finds the request without a caller.
 struct AbandonGuard<'a> {
-    shared: &'a Shared,
+    shared: &'a ClientShared,
     has_ended: bool,
 }
 

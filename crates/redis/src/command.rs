@@ -95,10 +95,10 @@ pub trait ToPair {
 }
 
 impl Command {
-    /// The longest argument in bytes, which is the default limit of servers.
+    /// The maximum length of an argument in bytes, which is the default limit of servers.
     pub const MAX_ARGUMENT_BYTES: usize = 512 * 1024 * 1024;
 
-    /// The largest number of arguments, including the name, which is the limit of older servers.
+    /// The maximum number of arguments, including the name, which is the limit of older servers.
     pub const MAX_ARGUMENTS: usize = 1024 * 1024;
 
     /// Creates a command without arguments. The name is one word; a subcommand is the first argument.
@@ -177,7 +177,7 @@ impl Command {
     /// Returns the name.
     pub fn name(&self) -> &str {
         let word = self.buffer.as_slice()[Buffer::HEAD..].split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
-        // Only an invalid name has line breaks, and is cut here.
+        // Only an invalid name contains line breaks, and is truncated here.
         str::from_utf8(word.trim_ascii_end()).unwrap_or("")
     }
 
@@ -199,7 +199,7 @@ impl Command {
         sharing::find_rejection(self.as_bytes()).map_or(Ok(()), |rejection| Err(CommandError::NotShareable(rejection)))
     }
 
-    /// Appends arguments that are encoded already.
+    /// Appends encoded arguments.
     pub(crate) fn append_arguments(&mut self, other: &Arguments) {
         if let Some(error) = &other.0.error {
             self.fail(error.clone());
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_word() {
+    fn name_must_be_one_word() {
         for name in ["", "CLIENT INFO", "GET\r\n", "A\tB", "A\0"] {
             let command = Command::new(name).arg("x");
             assert_eq!(command.check(), Err(CommandError::Name { name: name.into() }));
@@ -414,7 +414,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_command_is_encoded_like_the_codec_does(arguments in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..120)) {
+        fn command_is_encoded_like_by_the_codec(arguments in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..120)) {
             let mut all = vec![b"NAME".to_vec()];
             all.extend(arguments.iter().cloned());
             let mut expected = Vec::new();

@@ -8,8 +8,8 @@ use crate::Login;
 
 /// Provides the user and password for every attempt to connect: for passwords that are rotated and tokens that expire.
 ///
-/// With a provider, a refused login is tried again with backoff, because the provider may return another one. It is called on a
-/// task of its own, within [`connect_timeout`](crate::Options::connect_timeout), and must not block. A provider that panics fails
+/// With a provider, a rejected login is retried with backoff, because the provider may return another one. It is called in a
+/// separate task, within [`connect_timeout`](crate::Options::connect_timeout), and must not block. A provider that panics fails
 /// the attempt.
 ///
 /// ```
@@ -39,7 +39,7 @@ pub trait Credentials: Send + Sync {
 /// The future returned by [`Credentials::login`].
 pub type LoginFuture<'a> = Pin<Box<dyn Future<Output = Result<Login, LoginError>> + Send + 'a>>;
 
-/// Why a provider has no login.
+/// The error of a provider.
 pub type LoginError = Arc<dyn std::error::Error + Send + Sync>;
 
 impl<C: Credentials + ?Sized> Credentials for Arc<C> {

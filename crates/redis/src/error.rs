@@ -33,26 +33,26 @@ pub enum Error {
     #[error("timed out {phase}: {}", phase.outcome())]
     TimedOut {
         /// The phase that the request was in.
-        phase: Phase,
+        phase: RequestPhase,
     },
     /// The client is closed, or was closed before the reply came.
     #[error("the client is closed: {outcome}; if it was not closed by the program, `Status::last_error` has the cause")]
     Closed {
         /// Whether the server may have executed the command.
-        outcome: Outcome,
+        outcome: RequestOutcome,
     },
     /// The limit of commands or bytes in flight is reached, and [`WhenFull::Fail`](crate::WhenFull::Fail) is set.
     #[error(
         "too many commands or bytes are in flight: {}; send fewer at once, or raise `max_in_flight` and \
          `max_in_flight_bytes`",
-        Outcome::NeverSent
+        RequestOutcome::NeverSent
     )]
     QueueFull,
     /// There is no connection, or it was lost before the reply came.
     #[error("the connection is lost: {outcome}")]
     Lost {
         /// Whether the server may have executed the command.
-        outcome: Outcome,
+        outcome: RequestOutcome,
         /// Why there is no connection.
         source: ConnectionError,
     },
@@ -60,7 +60,7 @@ pub enum Error {
 
 /// Whether the server may have executed a command that has no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// No byte of it was written. It can be sent again.
     NeverSent,
     /// At least one byte of it was written. The server may have executed it, or may still do so. Send it again only if executing it
@@ -71,7 +71,7 @@ pub enum Outcome {
 /// The phases of a request, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Phase {
+pub enum RequestPhase {
     /// Waiting for a permit, or in the queue of an open connection.
     Queued,
     /// Waiting for a connection.
@@ -199,11 +199,11 @@ struct Path(#[expect(clippy::box_collection, reason = "for its size")] Option<Bo
 
 impl Error {
     /// Returns whether the server may have executed the command. `None` if it answered.
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn outcome(&self) -> Option<RequestOutcome> {
         match self {
             Self::Server(_) | Self::Conversion(_) => None,
-            Self::Command(_) | Self::QueueFull => Some(Outcome::NeverSent),
-            Self::Protocol(_) => Some(Outcome::MaybeExecuted),
+            Self::Command(_) | Self::QueueFull => Some(RequestOutcome::NeverSent),
+            Self::Protocol(_) => Some(RequestOutcome::MaybeExecuted),
             Self::TimedOut { phase } => Some(phase.outcome()),
             Self::Closed { outcome } | Self::Lost { outcome, .. } => Some(*outcome),
         }
@@ -211,13 +211,13 @@ impl Error {
 
     /// Returns whether the command was certainly not executed and may succeed later.
     ///
-    /// True for requests that were [never sent](Outcome::NeverSent), unless the client is closed, and for
+    /// True for requests that were [never sent](RequestOutcome::NeverSent), unless the client is closed, and for
     /// [temporary errors](ErrorCode::is_temporary) of the server.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Server(error) => error.code.is_temporary(),
             Self::Closed { .. } | Self::Command(_) => false,
-            _ => self.outcome() == Some(Outcome::NeverSent),
+            _ => self.outcome() == Some(RequestOutcome::NeverSent),
         }
     }
 
@@ -227,17 +227,17 @@ impl Error {
     }
 }
 
-impl Phase {
+impl RequestPhase {
     /// Returns whether the server may have executed a request that timed out in this phase.
-    pub fn outcome(self) -> Outcome {
+    pub fn outcome(self) -> RequestOutcome {
         match self {
-            Self::Queued | Self::Connecting => Outcome::NeverSent,
-            Self::Writing | Self::Waiting => Outcome::MaybeExecuted,
+            Self::Queued | Self::Connecting => RequestOutcome::NeverSent,
+            Self::Writing | Self::Waiting => RequestOutcome::MaybeExecuted,
         }
     }
 }
 
-impl Display for Phase {
+impl Display for RequestPhase {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Queued => "in the queue",
@@ -248,7 +248,7 @@ impl Display for Phase {
     }
 }
 
-impl Display for Outcome {
+impl Display for RequestOutcome {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NeverSent => "the command was not sent",
@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_reply_is_a_code_and_a_message() {
+    fn error_reply_has_a_code_and_a_message() {
         let text = "WRONGTYPE Operation against a key holding the wrong kind of value";
         let error = ServerError::parse(text.as_bytes());
         assert_eq!((&error.code, error.to_string().as_str()), (&ErrorCode::WrongType, text));
@@ -445,15 +445,15 @@ mod tests {
     }
 
     #[test]
-    fn the_outcome_depends_on_the_phase() {
+    fn outcome_depends_on_the_phase() {
         let at = |phase| Error::TimedOut { phase };
         for (error, outcome, again) in [
-            (at(Phase::Queued), Some(Outcome::NeverSent), true),
-            (at(Phase::Connecting), Some(Outcome::NeverSent), true),
-            (at(Phase::Writing), Some(Outcome::MaybeExecuted), false),
-            (at(Phase::Waiting), Some(Outcome::MaybeExecuted), false),
-            (Error::QueueFull, Some(Outcome::NeverSent), true),
-            (Error::Closed { outcome: Outcome::NeverSent }, Some(Outcome::NeverSent), false),
+            (at(RequestPhase::Queued), Some(RequestOutcome::NeverSent), true),
+            (at(RequestPhase::Connecting), Some(RequestOutcome::NeverSent), true),
+            (at(RequestPhase::Writing), Some(RequestOutcome::MaybeExecuted), false),
+            (at(RequestPhase::Waiting), Some(RequestOutcome::MaybeExecuted), false),
+            (Error::QueueFull, Some(RequestOutcome::NeverSent), true),
+            (Error::Closed { outcome: RequestOutcome::NeverSent }, Some(RequestOutcome::NeverSent), false),
             (ServerError::parse(b"LOADING wait").into(), None, true),
             (ServerError::parse(b"OOM no").into(), None, false),
         ] {
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn messages_state_the_outcome_and_are_short() {
-        let lost = Error::Lost { outcome: Outcome::MaybeExecuted, source: ConnectionError::EndOfStream };
+        let lost = Error::Lost { outcome: RequestOutcome::MaybeExecuted, source: ConnectionError::EndOfStream };
         assert_eq!(lost.to_string(), "the connection is lost: the command may have been executed");
         let source = std::error::Error::source(&lost).map(ToString::to_string);
         assert_eq!(source.as_deref(), Some("the server closed the connection"));
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_small() {
+    fn error_is_small() {
         assert!(size_of::<Error>() <= 48, "{}", size_of::<Error>());
     }
 }

@@ -99,9 +99,9 @@ mod url;
 
 pub use client::Client;
 pub use command::{Command, CommandError, ToArgument, ToPair};
-pub use connection::{Connection, State, States, Status};
+pub use connection::{Connection, ConnectionState, States, Status};
 pub use convert::{FromValue, Ignore, Serde};
-pub use error::{ConnectionError, ConversionError, Error, ErrorCode, Outcome, Phase, ServerError};
+pub use error::{ConnectionError, ConversionError, Error, ErrorCode, RequestOutcome, RequestPhase, ServerError};
 pub use fields::Fields;
 pub use options::{Address, Login, Options, WhenFull, WhileDown};
 pub use pipeline::{Append, Pipeline, ReplyTypes};

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_has_a_result_for_each_command() {
+    fn vector_has_a_result_for_each_command() {
         let mut pipeline = Pipeline::<Vec<i64>>::vector();
         pipeline.push(Command::new("A"));
         pipeline.push(Command::new("B").returning());
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_command_is_reported() {
+    fn invalid_command_is_reported() {
         let bad = Command::new("A B").returning::<i64>();
         let pipeline =
             Pipeline::new().then(Command::new("A").returning::<i64>()).then(bad).then(Command::new("C").into());

@@ -76,7 +76,7 @@ mod tests {
     use crate::convert::Ignore;
 
     #[test]
-    fn an_error_reply_is_an_error_unless_the_type_can_hold_it() {
+    fn error_reply_is_an_error_unless_the_type_can_hold_it() {
         let error = || Value::SimpleError("WRONGTYPE no".into());
         let server = ServerError::parse(b"WRONGTYPE no");
         assert!(matches!(read_reply::<i64>(error()), Err(Error::Server(found)) if found == server));

@@ -18,10 +18,10 @@ use crate::request::Request;
 /// assert!(invocation.by_digest().as_bytes().starts_with(b"*5\r\n$7\r\nEVALSHA\r\n$40\r\n"));
 /// ```
 #[derive(Debug, Clone)]
-pub struct Script(Arc<Inner>);
+pub struct Script(Arc<ScriptInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ScriptInner {
     source: Box<str>,
     digest: Box<str>,
 }
@@ -44,7 +44,7 @@ impl Script {
     pub fn new(source: impl Into<Box<str>>) -> Self {
         let source = source.into();
         let digest = sha1_smol::Sha1::from(source.as_bytes()).digest().to_string().into();
-        Self(Arc::new(Inner { source, digest }))
+        Self(Arc::new(ScriptInner { source, digest }))
     }
 
     /// Returns the source of the script.
@@ -137,7 +137,7 @@ impl<T> Invocation<T> {
     }
 
     /// Returns the command to send after [`by_digest`](Self::by_digest) failed with this error: the source, if the server does not
-    /// have the script. After any other error there is none, because the script may have been executed.
+    /// have the script. Returns `None` for any other error, because the script may have been executed.
     pub fn fallback(&self, error: &Error) -> Option<Command> {
         (error.code() == Some(&ErrorCode::NoScript)).then(|| self.by_source())
     }
@@ -153,7 +153,7 @@ impl<T> Invocation<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Outcome, Phase, ServerError};
+    use crate::error::{RequestOutcome, RequestPhase, ServerError};
 
     fn text(command: &Command) -> String {
         String::from_utf8_lossy(command.as_bytes()).replace("\r\n", " ")
@@ -181,8 +181,8 @@ mod tests {
             server("ERR NOSCRIPT"),
             server("NOSCRIPTS"),
             server("BUSY x"),
-            Error::TimedOut { phase: Phase::Queued },
-            Error::Closed { outcome: Outcome::NeverSent },
+            Error::TimedOut { phase: RequestPhase::Queued },
+            Error::Closed { outcome: RequestOutcome::NeverSent },
         ] {
             assert_eq!(fallback(error), None);
         }

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_name_is_reported_first() {
+    fn invalid_name_is_reported_first() {
         assert!(matches!(Command::new("SELECT 1").check(), Err(CommandError::Name { .. })));
     }
 }

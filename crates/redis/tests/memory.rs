@@ -1,4 +1,4 @@
-//! What decoding, conversions and commands cost in memory, by an allocator that counts.
+//! Memory use of decoding, conversions and commands, measured by a counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,14 +12,14 @@ thread_local! {
     static BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts what each thread asks for, freed or not, so that tests do not disturb each other.
+/// Counts the allocations of each thread, freed or not, so that tests do not disturb each other.
 struct Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches cells without a
-// destructor only, so it neither allocates nor unwinds.
+// SAFETY: every method passes its arguments to `System` unchanged and returns its result; counting only touches cells without a
+// destructor, so it neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
@@ -44,7 +44,7 @@ fn count(bytes: usize) {
     BYTES.set(BYTES.get() + bytes);
 }
 
-/// How many allocations it makes, and of how many bytes together.
+/// Returns the number of allocations, and of allocated bytes.
 fn cost<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
     let before = (ALLOCATIONS.get(), BYTES.get());
     let done = work();
@@ -52,7 +52,7 @@ fn cost<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
 }
 
 #[test]
-fn what_is_announced_costs_nothing() {
+fn announced_length_does_not_allocate() {
     let deep = "*1048000\r\n%1\r\n".to_owned() + &"*1\r\n".repeat(50);
     let attributes = "|500000\r\n".to_owned() + &"|1\r\n".repeat(50);
     for (wire, most) in [
@@ -83,9 +83,9 @@ fn what_is_announced_costs_nothing() {
     }
 }
 
-/// Memory grows with what has arrived, up to what is needed and the read-ahead.
+/// Memory grows with the received bytes, up to the length of the string and the read-ahead.
 #[test]
-fn a_string_costs_no_more_than_twice_what_has_arrived() {
+fn string_memory_is_at_most_twice_the_received_bytes() {
     const LEN: usize = 3_000_000;
     let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
     input.put_slice(format!("${LEN}\r\n").as_bytes());
@@ -111,7 +111,7 @@ fn a_string_costs_no_more_than_twice_what_has_arrived() {
 
 /// Small strings in chunks do not each keep a large buffer.
 #[test]
-fn strings_in_chunks_cost_what_they_hold() {
+fn chunked_strings_keep_no_large_buffer() {
     let wire = format!("*?\r\n{}.\r\n", "$?\r\n;1\r\na\r\n;1\r\nb\r\n;0\r\n".repeat(1000));
     let mut input = BytesMut::with_capacity(1 << 20);
     input.put_slice(wire.as_bytes());
@@ -121,7 +121,7 @@ fn strings_in_chunks_cost_what_they_hold() {
 }
 
 #[test]
-fn a_reply_costs_one_allocation_per_aggregate() {
+fn reply_needs_one_allocation_per_aggregate() {
     let array = format!("*1000\r\n{}", "$5\r\nhello\r\n".repeat(1000));
     for (wire, most) in [
         ("$5\r\nhello\r\n", 0),
@@ -150,7 +150,7 @@ fn a_reply_costs_one_allocation_per_aggregate() {
 }
 
 #[test]
-fn a_conversion_costs_one_allocation_per_collection() {
+fn conversion_needs_one_allocation_per_collection() {
     let strings = || Value::Array(vec![Value::Bulk(Bytes::from_static(b"hello")); 1000]);
     let (converted, allocations, _) = cost(|| Bytes::from_value(Value::Bulk(Bytes::from_static(b"hello"))));
     assert_eq!((converted, allocations), (Ok("hello".into()), 0));
@@ -170,14 +170,14 @@ fn a_conversion_costs_one_allocation_per_collection() {
 }
 
 #[test]
-fn a_large_value_is_copied_once() {
+fn large_value_is_copied_once() {
     let value = vec![b'x'; 1 << 20];
     let (_, allocations, bytes) = cost(|| commands::set("a:key", &value));
     assert!(allocations == 1 && bytes < value.len() + 1024, "{allocations} allocations, {bytes} bytes");
 }
 
 #[test]
-fn a_small_command_costs_no_allocation() {
+fn small_command_does_not_allocate() {
     let (_, allocations, _) = cost(|| commands::get("a:key:of:usual:length"));
     assert_eq!(allocations, 0);
     let (_, allocations, _) = cost(|| commands::set("a:key", [b'x'; 64]));

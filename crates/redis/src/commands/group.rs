@@ -177,7 +177,7 @@ pub fn xgroup_delconsumer(key: impl ToArgument, group: impl ToArgument, consumer
     Command::new("XGROUP").arg("DELCONSUMER").arg(key).arg(group).arg(consumer).returning()
 }
 
-/// Delivers entries to a consumer. `None` if there are none. It does not block.
+/// Delivers entries to a consumer. Returns `None` if there are no entries. It does not block.
 pub fn xreadgroup<K: ToArgument>(
     group: impl ToArgument,
     consumer: impl ToArgument,

@@ -7,14 +7,14 @@ use crate::request::Request;
 
 /// An end of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum ListEnd {
     /// The first element.
     Left,
     /// The last element.
     Right,
 }
 
-impl End {
+impl ListEnd {
     fn word(self) -> &'static str {
         match self {
             Self::Left => "LEFT",
@@ -109,6 +109,6 @@ pub fn lpos(key: impl ToArgument, element: impl ToArgument) -> Request<Option<u6
 }
 
 /// Moves an element from an end of a list to an end of another, which may be the same, and returns it.
-pub fn lmove(source: impl ToArgument, from: End, target: impl ToArgument, to: End) -> Request<Option<Bytes>> {
+pub fn lmove(source: impl ToArgument, from: ListEnd, target: impl ToArgument, to: ListEnd) -> Request<Option<Bytes>> {
     Command::new("LMOVE").arg(source).arg(target).arg(from.word()).arg(to.word()).returning()
 }

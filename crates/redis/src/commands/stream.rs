@@ -174,7 +174,7 @@ pub fn xrevrange(
     Command::new("XREVRANGE").arg(key).arg(end).arg(start).option("COUNT", count).returning()
 }
 
-/// Returns entries after the given IDs, at most `count` of each stream. `None` if there are none. It does not block.
+/// Returns entries after the given IDs, at most `count` of each stream. `None` if there are no entries. It does not block.
 pub fn xread<K: ToArgument>(
     streams: impl IntoIterator<Item = (K, StreamId)>,
     count: Option<u64>,

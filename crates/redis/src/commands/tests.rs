@@ -40,7 +40,7 @@ fn options_of_set() {
 }
 
 #[test]
-fn a_short_time_to_live_is_not_none() {
+fn short_time_to_live_is_not_rounded_to_none() {
     is(expire("k", Duration::from_nanos(1)), "PEXPIRE k 1");
     is(expire_if("k", Duration::from_micros(1500), ExpireIf::Longer), "PEXPIRE k 2 GT");
     is(expire_at("k", UNIX_EPOCH - Duration::from_secs(5)), "PEXPIREAT k 0");
@@ -98,7 +98,7 @@ fn hashes_scans_and_functions() {
     );
     is(hscan("k", 7, &ScanOptions::default().key_type("hash")), "HSCAN k 7");
     is(fcall::<i64>("f", ["a"], [1, 2]), "FCALL f 1 a 1 2");
-    is(lmove("a", End::Left, "b", End::Right), "LMOVE a b LEFT RIGHT");
+    is(lmove("a", ListEnd::Left, "b", ListEnd::Right), "LMOVE a b LEFT RIGHT");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn pending_summaries_may_be_empty() {
 }
 
 #[test]
-fn the_clock_of_a_server() {
+fn server_time_is_converted() {
     let reply = Value::Array(vec![text("1"), text("500000")]);
     assert_eq!(ServerTime::from_value(reply), Ok(ServerTime(UNIX_EPOCH + Duration::from_millis(1500))));
     let far = Value::Array(vec![text("18446744073709551615"), text("4294967295")]);

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_duration_does_not_overflow() {
+    fn longest_duration_does_not_overflow() {
         assert!(after(Duration::MAX) > after(Duration::from_hours(24)));
     }
 }

@@ -4,26 +4,26 @@
 //! For that time it holds a [`Permit`] for its commands and its bytes. A permit is returned exactly once:
 //!
 //! - when the last reply has been decoded, before the caller is woken, so that the caller can use the permit again at once;
-//! - when a request ends of which no byte was written: at its deadline, when the connection is lost or closed, or when its caller
+//! - when a request of which no byte was written ends: at its deadline, when the connection is lost or closed, or when its caller
 //!   has gone away and other callers wait for permits;
-//! - when the connection is lost that the request was written to.
+//! - when the connection to which the request was written is lost.
 //!
 //! A request that was written and has timed out keeps its permit until its reply has come. Otherwise callers that give up could
 //! send without bound to a server that does not answer.
 //!
 //! # Waiting for a permit
 //!
-//! While callers wait, new requests line up behind them, so a large request is not overtaken by small ones for ever. The
+//! While callers wait, new requests queue behind them, so that small requests do not starve a large one. The
 //! semaphore of [`Waiters`] admits one caller at a time in order of arrival, and only this caller waits for `released`. No wake-up
 //! is lost: a release after its failed attempt leaves a notification that the next wait consumes. If it is cancelled instead, the
 //! next caller attempts as soon as it has the semaphore, before it waits.
 
 use tokio::sync::{Notify, Semaphore};
 
-use crate::{Error, Outcome};
+use crate::{Error, RequestOutcome};
 
-/// Abandoned requests are dropped when they are more than one in this number of the commands in flight. Looking for them costs
-/// a pass over the queue, so it must be worth it.
+/// Abandoned requests are dropped when they are more than one in this number of the commands in flight. Fewer are not worth the pass
+/// over the queue.
 const RECLAIM_RATIO: usize = 64;
 
 /// The part of the budget that a request needs, and holds while it is in flight.
@@ -56,7 +56,7 @@ enum GateState {
 }
 
 impl Gate {
-    /// An open gate. Limits of zero count as one, since nothing could be sent otherwise.
+    /// Creates an open gate. Limits of zero count as one, since no request could be sent otherwise.
     pub(super) fn new(limit: Permit) -> Self {
         let limit = Permit { commands: limit.commands.max(1), bytes: limit.bytes.max(1) };
         Self {
@@ -69,12 +69,12 @@ impl Gate {
         }
     }
 
-    /// Returns why no request is accepted now, whatever the budget.
+    /// Returns an error if no request is accepted now, regardless of the budget.
     pub(super) fn check(&self) -> Result<(), Error> {
         match &self.state {
             GateState::Open => Ok(()),
             GateState::Failed(error) => Err(error.clone()),
-            GateState::Closed => Err(Error::Closed { outcome: Outcome::NeverSent }),
+            GateState::Closed => Err(Error::Closed { outcome: RequestOutcome::NeverSent }),
         }
     }
 
@@ -91,7 +91,7 @@ impl Gate {
         })
     }
 
-    /// Returns a permit. True if a waiting caller is to be notified.
+    /// Releases a permit. Returns whether a waiting caller must be notified.
     pub(super) fn release(&mut self, permit: Permit) -> bool {
         self.in_flight.commands -= permit.commands;
         self.in_flight.bytes -= permit.bytes;
@@ -128,7 +128,7 @@ impl Gate {
         }
     }
 
-    /// Rejects requests for good.
+    /// Rejects all further requests.
     pub(super) fn close(&mut self) {
         self.state = GateState::Closed;
     }
@@ -143,7 +143,7 @@ impl Gate {
         self.is_exhausted && self.abandoned > self.in_flight.commands / RECLAIM_RATIO
     }
 
-    /// Notes that abandoned requests are being dropped. Callers that wait do not attempt again before a release, so the
+    /// Records that abandoned requests are being dropped. Callers that wait do not attempt again before a release, so the
     /// gate stays exhausted for them.
     pub(super) fn start_reclaim(&mut self) {
         (self.is_exhausted, self.abandoned) = (self.has_waiters(), 0);
@@ -175,12 +175,12 @@ impl Waiters {
         self.turn.acquire().await.expect("the semaphore is never closed")
     }
 
-    /// Waits until a permit is released or the gate changes. For the caller whose turn it is.
+    /// Waits until a permit is released or the gate changes. Only the caller that holds the turn may call it.
     pub(super) async fn released(&self) {
         self.released.notified().await;
     }
 
-    /// Lets the caller whose turn it is attempt again.
+    /// Lets the caller that holds the turn attempt again.
     pub(super) fn notify(&self) {
         self.released.notify_one();
     }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_larger_than_the_budget_gets_all_of_it() {
+    fn request_larger_than_the_budget_gets_all_of_it() {
         let mut gate = Gate::new(permit(4, 10));
         let large = gate.admit(permit(100, 5)).expect("the budget is unused");
         assert_eq!((large, gate.admit(permit(1, 1))), (permit(4, 5), None));
@@ -207,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_of_zero_admits_one_request() {
+    fn budget_of_zero_admits_one_request() {
         assert!(Gate::new(permit(0, 0)).admit(permit(1, 1)).is_some());
     }
 
     #[test]
-    fn a_closed_gate_stays_closed() {
+    fn closed_gate_stays_closed() {
         let mut gate = Gate::new(permit(1, 1));
         gate.fail(Error::QueueFull);
         assert!(matches!(gate.check(), Err(Error::QueueFull)));
@@ -221,6 +221,6 @@ mod tests {
         gate.close();
         gate.open();
         gate.fail(Error::QueueFull);
-        assert!(matches!(gate.check(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+        assert!(matches!(gate.check(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
     }
 }

@@ -31,20 +31,20 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::clock::{after, later};
-pub(crate) use self::queue::Rejected;
+pub(crate) use self::queue::SubmitRejection;
 pub(crate) use self::request::{PendingRequest, PipelineReplies, ReplySender};
-use self::serving::{End, Serving};
-pub(crate) use self::shared::Shared;
-pub use self::status::{State, States, Status};
+use self::serving::{Serving, ServingEnd};
+pub(crate) use self::shared::ClientShared;
+pub use self::status::{ConnectionState, States, Status};
 use self::transport::{ConnectError, Established};
-use crate::{ConnectionError, Error, Outcome, Phase, WhileDown};
+use crate::{ConnectionError, Error, RequestOutcome, RequestPhase, WhileDown};
 
 /// The driver of a client's connection. It does nothing until it is [run](Self::run).
 ///
 /// Dropping it closes the client: requests in flight end with [`Error::Closed`].
 #[must_use = "nothing is sent unless it is run"]
 pub struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
     /// Attempts to connect since a connection last stayed open for `backoff_reset_after`.
     attempts: u32,
     /// The error for the final status, if it is not there yet.
@@ -52,7 +52,7 @@ pub struct Connection {
 }
 
 /// Why an attempt to connect or an open connection has ended.
-enum Ended {
+enum AttemptEnd {
     /// The client was closed, or its last handle was dropped.
     Closed,
     /// Another attempt may succeed.
@@ -62,24 +62,24 @@ enum Ended {
 }
 
 impl Connection {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<ClientShared>) -> Self {
         Self { shared, attempts: 0, last_error: None }
     }
 
     /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
     /// server has refused the login.
     pub async fn run(mut self) {
-        let mut state = State::Connecting;
+        let mut state = ConnectionState::Connecting;
         loop {
             // The gate before the state: see `status`.
-            if self.shared.options.while_down != WhileDown::Fail || state == State::Connecting {
+            if self.shared.options.while_down != WhileDown::Fail || state == ConnectionState::Connecting {
                 self.shared.queue.open();
             }
             self.shared.status.set_state(state);
             let (failure, is_final) = match self.connect_and_serve().await {
-                Ended::Closed => return,
-                Ended::Failed(failure) => (failure, !self.shared.options.reconnect),
-                Ended::Refused(failure) => (failure, true),
+                AttemptEnd::Closed => return,
+                AttemptEnd::Failed(failure) => (failure, !self.shared.options.reconnect),
+                AttemptEnd::Refused(failure) => (failure, true),
             };
             self.log(&failure, is_final);
             if is_final || self.shared.options.while_down != WhileDown::Queue {
@@ -90,24 +90,24 @@ impl Connection {
                 return;
             }
             self.shared.status.update(|status| {
-                status.state = State::Failed;
+                status.state = ConnectionState::Failed;
                 status.last_error = Some(Arc::new(failure));
             });
             if self.back_off().await.is_none() {
                 return;
             }
-            state = State::Reconnecting;
+            state = ConnectionState::Reconnecting;
         }
     }
 
-    async fn connect_and_serve(&mut self) -> Ended {
+    async fn connect_and_serve(&mut self) -> AttemptEnd {
         let established = match self.connect().await {
             Ok(established) => established,
             Err(ended) => return ended,
         };
         self.shared.queue.open();
         self.shared.status.update(|status| {
-            status.state = State::Open;
+            status.state = ConnectionState::Open;
             status.generation += 1;
         });
         let since = Instant::now();
@@ -116,21 +116,21 @@ impl Connection {
             self.attempts = 0;
         }
         match end {
-            End::Closed => Ended::Closed,
-            End::Lost(error) => {
+            ServingEnd::Closed => AttemptEnd::Closed,
+            ServingEnd::Lost(error) => {
                 self.shared.counters.count(|stats| stats.connections_lost += 1);
                 if self.shared.queue.is_closing() {
                     self.last_error = Some(Arc::new(error));
-                    return Ended::Closed;
+                    return AttemptEnd::Closed;
                 }
-                Ended::Failed(error)
+                AttemptEnd::Failed(error)
             }
         }
     }
 
     /// Rejects new requests, and ends the pending ones, none of which was sent.
     fn fail_pending(&self, failure: &ConnectionError) {
-        let error = Error::Lost { outcome: Outcome::NeverSent, source: failure.clone() };
+        let error = Error::Lost { outcome: RequestOutcome::NeverSent, source: failure.clone() };
         for request in self.shared.queue.fail(error.clone()).requests {
             self.shared.fail(request, error.clone());
         }
@@ -146,17 +146,17 @@ impl Connection {
     }
 
     /// Connects and does the handshake, within the connect timeout.
-    async fn connect(&self) -> Result<Established, Ended> {
+    async fn connect(&self) -> Result<Established, AttemptEnd> {
         self.shared.counters.count(|stats| stats.connect_attempts += 1);
         let options = &self.shared.options;
         let connecting = tokio::time::timeout(options.connect_timeout, transport::connect(options));
         match self.unless_closed(connecting).await {
-            None => Err(Ended::Closed),
+            None => Err(AttemptEnd::Closed),
             Some(Ok(connected)) => connected.map_err(|error| match error {
-                ConnectError::Failed(error) => Ended::Failed(error),
-                ConnectError::Refused(error) => Ended::Refused(error),
+                ConnectError::Failed(error) => AttemptEnd::Failed(error),
+                ConnectError::Refused(error) => AttemptEnd::Refused(error),
             }),
-            Some(Err(_)) => Err(Ended::Failed(ConnectionError::ConnectTimedOut)),
+            Some(Err(_)) => Err(AttemptEnd::Failed(ConnectionError::ConnectTimedOut)),
         }
     }
 
@@ -182,7 +182,7 @@ impl Connection {
             self.shared.queue.reclaim();
             let (expired, next) = self.shared.queue.take_expired(Instant::now());
             for request in expired {
-                self.shared.time_out(request, Phase::Connecting);
+                self.shared.time_out(request, RequestPhase::Connecting);
             }
             let expiry = async {
                 match next {
@@ -199,15 +199,15 @@ impl Connection {
     }
 }
 
-/// Runs however the connection ends, also if it was never run or its task was aborted: no request waits for ever.
+/// Ends all requests, even if the connection was never run or its task was aborted.
 impl Drop for Connection {
     fn drop(&mut self) {
         self.shared.queue.close(Instant::now());
         for request in self.shared.queue.take().requests {
-            self.shared.fail(request, Error::Closed { outcome: Outcome::NeverSent });
+            self.shared.fail(request, Error::Closed { outcome: RequestOutcome::NeverSent });
         }
         self.shared.status.update(|status| {
-            status.state = State::Closed;
+            status.state = ConnectionState::Closed;
             status.last_error = self.last_error.take().or(status.last_error.take());
         });
     }

@@ -49,7 +49,7 @@ impl Output {
         batch::clear(bytes);
     }
 
-    /// Notes that `count` more bytes were written.
+    /// Records that `count` more bytes were written.
     pub(super) fn flush(&mut self, count: usize) {
         self.flushed += count;
         self.clear_if_written();

@@ -22,11 +22,11 @@ use crate::sync::lock;
 
 /// Requests that no connection has taken yet.
 pub(crate) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     waiters: Waiters,
 }
 
-struct State {
+struct QueueState {
     gate: Gate,
     pending: Batch,
     /// No pending request has an earlier deadline. The request that had this one may have ended.
@@ -37,24 +37,24 @@ struct State {
 }
 
 /// Why a request was not queued.
-pub(crate) enum Rejected {
+pub(crate) enum SubmitRejection {
     /// There is no permit for it now.
     Full(PendingRequest),
     /// No request is accepted now.
     Error(Error),
 }
 
-/// What the actor has to know besides the requests it takes.
+/// Information for the actor besides the requests that it takes.
 pub(super) struct Signals {
     /// The earliest deadline of the requests that stay in the queue.
     pub(super) earliest_deadline: Option<Instant>,
-    /// Whether abandoned requests are to be dropped.
+    /// Whether to drop abandoned requests.
     pub(super) should_reclaim: bool,
     /// When the connection must have ended, if it is closing.
     pub(super) closing: Option<Instant>,
 }
 
-/// The figures of the queue for statistics.
+/// Statistics of the queue.
 pub(super) struct Usage {
     pub(super) queued: usize,
     pub(super) in_flight: Permit,
@@ -62,7 +62,7 @@ pub(super) struct Usage {
 
 impl Queue {
     pub(super) fn new(limit: Permit) -> Self {
-        let state = State {
+        let state = QueueState {
             gate: Gate::new(limit),
             pending: Batch::default(),
             earliest_deadline: None,
@@ -72,16 +72,16 @@ impl Queue {
         Self { state: Mutex::new(state), waiters: Waiters::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         lock(&self.state)
     }
 
     /// Queues a request, if there is a permit for it and no caller waits for one.
-    pub(crate) fn submit(&self, bytes: &[u8], request: PendingRequest) -> Result<(), Rejected> {
+    pub(crate) fn submit(&self, bytes: &[u8], request: PendingRequest) -> Result<(), SubmitRejection> {
         let state = self.lock();
         if state.gate.has_waiters() {
-            state.gate.check().map_err(Rejected::Error)?;
-            return Err(Rejected::Full(request));
+            state.gate.check().map_err(SubmitRejection::Error)?;
+            return Err(SubmitRejection::Full(request));
         }
         push(state, bytes, request)
     }
@@ -93,8 +93,8 @@ impl Queue {
         loop {
             match push(self.lock(), bytes, request) {
                 Ok(()) => return Ok(()),
-                Err(Rejected::Error(error)) => return Err(error),
-                Err(Rejected::Full(rejected)) => request = rejected,
+                Err(SubmitRejection::Error(error)) => return Err(error),
+                Err(SubmitRejection::Full(rejected)) => request = rejected,
             }
             self.waiters.released().await;
         }
@@ -102,14 +102,14 @@ impl Queue {
 
     /// Counts a waiting caller until the guard is dropped.
     fn add_waiter(&self) -> impl Drop {
-        struct Waiting<'a>(&'a Queue);
-        impl Drop for Waiting<'_> {
+        struct WaiterGuard<'a>(&'a Queue);
+        impl Drop for WaiterGuard<'_> {
             fn drop(&mut self) {
                 self.0.lock().gate.remove_waiter();
             }
         }
         self.lock().gate.add_waiter();
-        Waiting(self)
+        WaiterGuard(self)
     }
 
     /// Returns the permits of requests that have ended.
@@ -159,7 +159,7 @@ impl Queue {
         (expired, state.earliest_deadline)
     }
 
-    /// Notes that a caller has gone away before its request has ended.
+    /// Records that a caller has gone away before its request has ended.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         state.gate.abandon();
@@ -207,7 +207,7 @@ impl Queue {
         self.take()
     }
 
-    /// Rejects requests for good. The connection must have ended by this deadline, or by an earlier one that was set before.
+    /// Rejects all further requests. The connection must have ended by this deadline, or by an earlier one that was set before.
     pub(crate) fn close(&self, deadline: Instant) {
         let mut state = self.lock();
         state.gate.close();
@@ -227,12 +227,16 @@ impl Queue {
 }
 
 /// Queues a request, if there is a permit for it.
-fn push(mut state: MutexGuard<'_, State>, bytes: &[u8], mut request: PendingRequest) -> Result<(), Rejected> {
-    state.gate.check().map_err(Rejected::Error)?;
+fn push(
+    mut state: MutexGuard<'_, QueueState>,
+    bytes: &[u8],
+    mut request: PendingRequest,
+) -> Result<(), SubmitRejection> {
+    state.gate.check().map_err(SubmitRejection::Error)?;
     let Some(permit) = state.gate.admit(request.permit) else {
         let should_reclaim = state.gate.should_reclaim();
         wake_if(state, should_reclaim);
-        return Err(Rejected::Full(request));
+        return Err(SubmitRejection::Full(request));
     };
     request.permit = permit;
     let deadline = request.deadline;
@@ -242,8 +246,8 @@ fn push(mut state: MutexGuard<'_, State>, bytes: &[u8], mut request: PendingRequ
     Ok(())
 }
 
-/// Unlocks, and wakes the actor if it is to be woken and is not awake already.
-fn wake_if(mut state: MutexGuard<'_, State>, should_wake: bool) {
+/// Unlocks, and wakes the actor if `should_wake` and if it waits.
+fn wake_if(mut state: MutexGuard<'_, QueueState>, should_wake: bool) {
     let actor = state.actor.take_if(|_| should_wake);
     drop(state);
     if let Some(actor) = actor {
@@ -251,7 +255,7 @@ fn wake_if(mut state: MutexGuard<'_, State>, should_wake: bool) {
     }
 }
 
-impl State {
+impl QueueState {
     fn register(&mut self, context: &Context<'_>) {
         if self.actor.as_ref().is_none_or(|actor| !actor.will_wake(context.waker())) {
             self.actor = Some(context.waker().clone());

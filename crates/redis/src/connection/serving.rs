@@ -21,12 +21,12 @@ use super::clock::{after, later};
 use super::gate::Permit;
 use super::output::Output;
 use super::request::{PendingRequest, ReplySender};
-use super::shared::Shared;
-use super::status::State;
+use super::shared::ClientShared;
+use super::status::ConnectionState;
 use super::transport::{Established, Stream};
 use crate::observe::{ConnectionStats, LatencyGroup};
 use crate::resp::{Decoder, Message, encode_command};
-use crate::{ConnectionError, Error, Outcome, Phase, Value, WhileDown};
+use crate::{ConnectionError, Error, RequestOutcome, RequestPhase, Value, WhileDown};
 
 /// With more unwritten bytes than this, no requests are taken from the queue.
 const MAX_UNWRITTEN_BYTES: usize = 256 * 1024;
@@ -38,13 +38,13 @@ const MIN_INPUT_BYTES: usize = 16 * 1024;
 const MIN_READ_BYTES: usize = 1024;
 /// Requests that are answered together, even if they are more than half of those in flight. Fewer are not worth a write.
 const MIN_ANSWERED: usize = 16;
-/// Capacity for requests that is kept when there are none.
+/// The capacity for requests that is kept while the connection is idle.
 const MAX_IDLE_REQUESTS: usize = 1024;
 /// Turns of one poll, after which other tasks run.
 const MAX_TURNS: usize = 32;
 
 /// Why an open connection has ended.
-pub(super) enum End {
+pub(super) enum ServingEnd {
     Lost(ConnectionError),
     Closed,
 }
@@ -52,7 +52,7 @@ pub(super) enum End {
 /// An open connection.
 pub(super) struct Serving {
     stream: Stream,
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
     decoder: Decoder,
     input: BytesMut,
     /// The length of the last read.
@@ -60,7 +60,7 @@ pub(super) struct Serving {
     output: Output,
     /// The requests in the output or on the wire, in order.
     in_flight: VecDeque<InFlight>,
-    /// The number of requests at the end of `in_flight` that are not wholly written.
+    /// The number of requests at the end of `in_flight` that are not completely written.
     unwritten: usize,
     /// The requests taken from the queue. Empty between polls, for its capacity.
     taken: Batch,
@@ -97,7 +97,7 @@ impl InFlight {
 }
 
 impl Serving {
-    pub(super) fn new(established: Established, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(established: Established, shared: Arc<ClientShared>) -> Self {
         let Established { stream, input, decoder } = established;
         let stats = shared.counters.connection();
         Self {
@@ -123,7 +123,7 @@ impl Serving {
 
     /// Serves until the connection is lost or closed. All requests taken from the queue have ended then, or have returned to it
     /// because another connection may send them.
-    pub(super) async fn run(mut self) -> End {
+    pub(super) async fn run(mut self) -> ServingEnd {
         // A reply after those of the handshake belongs to no request.
         let ended = match self.deliver() {
             Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
@@ -138,7 +138,7 @@ impl Serving {
                 self.fail_all(|_, outcome| Error::Closed { outcome });
                 // Nothing is lost if it fails: all requests have ended.
                 let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
-                End::Closed
+                ServingEnd::Closed
             }
             Err(lost) => {
                 let unsent = self.take_unsent();
@@ -148,16 +148,16 @@ impl Serving {
                     lost => Error::Lost { outcome, source: lost.clone() },
                 });
                 self.requeue_or_fail(unsent, &lost);
-                End::Lost(lost)
+                ServingEnd::Lost(lost)
             }
         }
     }
 
     /// Ends all requests in flight. The error is made from the index of the request and its outcome.
-    fn fail_all(&mut self, error: impl Fn(usize, Outcome) -> Error) {
+    fn fail_all(&mut self, error: impl Fn(usize, RequestOutcome) -> Error) {
         let written = self.output.written();
         for (index, sent) in std::mem::take(&mut self.in_flight).into_iter().enumerate() {
-            let outcome = if sent.start < written { Outcome::MaybeExecuted } else { Outcome::NeverSent };
+            let outcome = if sent.start < written { RequestOutcome::MaybeExecuted } else { RequestOutcome::NeverSent };
             self.shared.fail(sent.request, error(index, outcome));
         }
     }
@@ -166,7 +166,7 @@ impl Serving {
     fn requeue_or_fail(&self, mut unsent: Batch, lost: &ConnectionError) {
         let requeues = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
         for request in unsent.remove(|request| !requeues || !request.has_caller()) {
-            self.shared.fail(request, Error::Lost { outcome: Outcome::NeverSent, source: lost.clone() });
+            self.shared.fail(request, Error::Lost { outcome: RequestOutcome::NeverSent, source: lost.clone() });
         }
         self.shared.queue.put_back(unsent);
     }
@@ -194,7 +194,7 @@ impl Serving {
         }
         self.has_yielded = true;
         context.waker().wake_by_ref();
-        // Also under constant load, deadlines are kept.
+        // Check deadlines even under constant load.
         self.wait(context)
     }
 
@@ -204,7 +204,7 @@ impl Serving {
         let signals = self.shared.queue.poll_take(takes_more.then_some(&mut self.taken), context);
         if let Some(deadline) = signals.closing {
             if self.closing.is_none() {
-                self.shared.status.set_state(State::Closing);
+                self.shared.status.set_state(ConnectionState::Closing);
             }
             self.closing = signals.closing;
             self.wake_by(deadline);
@@ -218,10 +218,10 @@ impl Serving {
         if self.taken.requests.is_empty() {
             return;
         }
-        // The clock is read once for all.
+        // Read the clock once for all requests.
         let now = Instant::now();
         for request in self.taken.remove(|request| request.deadline <= now || !request.has_caller()) {
-            self.shared.time_out(request, Phase::Queued);
+            self.shared.time_out(request, RequestPhase::Queued);
         }
         self.is_busy = self.taken.requests.len() > 1;
         self.has_new_stats = true;
@@ -270,19 +270,19 @@ impl Serving {
         }
         let mut unsent = self.take_unsent();
         for request in unsent.remove(is_removed) {
-            self.shared.time_out(request, Phase::Queued);
+            self.shared.time_out(request, RequestPhase::Queued);
         }
         self.send(&mut unsent, Instant::now());
     }
 
-    /// Sets the timer to this deadline, unless it fires earlier.
+    /// Sets the timer to this deadline, unless it fires before.
     fn wake_by(&mut self, deadline: Instant) {
         if self.timer.as_ref().is_none_or(|timer| timer.deadline() > deadline) {
             self.timer = Some(Box::pin(sleep_until(deadline)));
         }
     }
 
-    /// Writes until all is written or the socket takes no more.
+    /// Writes until all bytes are written or the socket is full.
     fn write(&mut self, context: &mut Context<'_>) -> Result<(), ConnectionError> {
         while !self.output.is_empty() {
             match Pin::new(&mut self.stream).poll_write(context, self.output.unwritten()) {
@@ -300,7 +300,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Counts the requests that are wholly written now.
+    /// Counts the requests that have been written completely.
     fn note_written(&mut self) {
         let (written, now) = (self.output.written(), Instant::now());
         let (first, mut latencies) = (self.in_flight.len() - self.unwritten, LatencyGroup::default());
@@ -445,7 +445,7 @@ impl Serving {
     fn expire(&mut self, now: Instant) -> bool {
         let (expired, next_pending) = self.shared.queue.take_expired(now);
         for request in expired {
-            self.shared.time_out(request, Phase::Queued);
+            self.shared.time_out(request, RequestPhase::Queued);
         }
         self.remove_unsent(|request| request.deadline <= now);
         let written = self.output.written();
@@ -454,7 +454,7 @@ impl Serving {
             if sent.request.deadline > now {
                 continue;
             }
-            let phase = if sent.end() <= written { Phase::Waiting } else { Phase::Writing };
+            let phase = if sent.end() <= written { RequestPhase::Waiting } else { RequestPhase::Writing };
             if let Some(reply) = sent.request.reply.take() {
                 is_overdue = true;
                 self.shared.counters.count_timeout(phase);
@@ -474,7 +474,7 @@ impl Serving {
     }
 }
 
-/// Runs however the connection ends, also if its task was aborted: no caller waits for ever, and all permits are returned.
+/// Ends all requests and returns their permits, even if the task of the connection was aborted.
 impl Drop for Serving {
     fn drop(&mut self) {
         self.fail_all(|_, outcome| Error::Closed { outcome });

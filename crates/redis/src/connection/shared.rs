@@ -10,9 +10,9 @@ use super::queue::{Queue, Usage};
 use super::request::PendingRequest;
 use super::status::StatusSender;
 use crate::observe::{ClientStats, Counters};
-use crate::{Error, Options, Phase};
+use crate::{Error, Options, RequestPhase};
 
-pub(crate) struct Shared {
+pub(crate) struct ClientShared {
     pub(crate) options: Options,
     pub(crate) status: StatusSender,
     pub(crate) queue: Queue,
@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     pub(crate) handles: AtomicUsize,
 }
 
-impl Shared {
+impl ClientShared {
     pub(crate) fn new(options: Options) -> Self {
         let limit = Permit { commands: options.max_in_flight, bytes: options.max_in_flight_bytes };
         Self {
@@ -36,8 +36,8 @@ impl Shared {
     /// Queues a request once there is a permit for it, or fails at its deadline.
     pub(crate) async fn submit_in_turn(&self, bytes: &[u8], request: PendingRequest) -> Result<(), Error> {
         timeout_at(request.deadline, self.queue.submit_in_turn(bytes, request)).await.unwrap_or_else(|_| {
-            self.counters.count_timeout(Phase::Queued);
-            Err(Error::TimedOut { phase: Phase::Queued })
+            self.counters.count_timeout(RequestPhase::Queued);
+            Err(Error::TimedOut { phase: RequestPhase::Queued })
         })
     }
 
@@ -50,7 +50,7 @@ impl Shared {
     }
 
     /// Ends an unsent request whose deadline has passed or whose caller has gone away.
-    pub(super) fn time_out(&self, request: PendingRequest, phase: Phase) {
+    pub(super) fn time_out(&self, request: PendingRequest, phase: RequestPhase) {
         if request.has_caller() {
             self.counters.count_timeout(phase);
         }
@@ -64,8 +64,8 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for ClientShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("status", &*self.status.subscribe().borrow()).finish_non_exhaustive()
+        f.debug_struct("ClientShared").field("status", &*self.status.subscribe().borrow()).finish_non_exhaustive()
     }
 }

@@ -16,7 +16,7 @@ const MAX_BUFFERED_STATES: usize = 64;
 /// The state of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum State {
+pub enum ConnectionState {
     /// The connection has not been started. Requests wait.
     Init,
     /// The first attempt to connect is running. Requests wait.
@@ -39,7 +39,7 @@ pub enum State {
 #[non_exhaustive]
 pub struct Status {
     /// The state.
-    pub state: State,
+    pub state: ConnectionState,
     /// The number of connections so far. The first connection has generation 1.
     pub generation: u64,
     /// The last error of the connection, if there was one. It stays after a reconnect.
@@ -49,7 +49,7 @@ pub struct Status {
 /// A stream of all states of a client's connection, in order. Made by [`Client::states`](crate::Client::states).
 #[derive(Debug)]
 pub struct States {
-    /// The state at the beginning, until it was returned.
+    /// The first state, until it has been returned.
     first: Option<Status>,
     receiver: broadcast::Receiver<Status>,
     missed: u64,
@@ -57,7 +57,7 @@ pub struct States {
 }
 
 impl States {
-    /// Waits for the next state. Returns `None` after [`State::Closed`].
+    /// Waits for the next state. Returns `None` after [`ConnectionState::Closed`].
     ///
     /// A stream that is more than 64 states behind skips the oldest; [`missed`](Self::missed) counts them. The future is
     /// cancellation safe.
@@ -75,7 +75,7 @@ impl States {
                 }
             },
         };
-        self.is_over = status.state == State::Closed;
+        self.is_over = status.state == ConnectionState::Closed;
         Some(status)
     }
 
@@ -94,18 +94,18 @@ pub(crate) struct StatusSender {
 
 impl StatusSender {
     pub(super) fn new() -> Self {
-        let status = Status { state: State::Init, generation: 0, last_error: None };
+        let status = Status { state: ConnectionState::Init, generation: 0, last_error: None };
         Self { newest: watch::Sender::new(status), all: broadcast::Sender::new(MAX_BUFFERED_STATES) }
     }
 
-    pub(super) fn set_state(&self, state: State) {
+    pub(super) fn set_state(&self, state: ConnectionState) {
         self.update(|status| status.state = state);
     }
 
     pub(super) fn update(&self, change: impl FnOnce(&mut Status)) {
         self.newest.send_modify(|status| {
             change(status);
-            // An error means that there is no receiver.
+            // Fails if there is no receiver.
             let _ = self.all.send(status.clone());
         });
     }
@@ -114,7 +114,7 @@ impl StatusSender {
         self.newest.subscribe()
     }
 
-    /// Returns the present state and all that follow.
+    /// Returns a stream of the current state and all following ones.
     pub(crate) fn states(&self) -> States {
         let status = self.newest.borrow();
         States { first: Some(status.clone()), receiver: self.all.subscribe(), missed: 0, is_over: false }

@@ -78,7 +78,7 @@ pub(super) async fn connect(options: &Options) -> Result<Established, ConnectErr
     }
 }
 
-/// Calls the provider on a task of its own, which is aborted with this future. A provider that panics fails one attempt and does
+/// Calls the provider in a separate task, which is aborted with this future. A provider that panics fails one attempt and does
 /// not end the client.
 async fn login(provider: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
     let mut task = JoinSet::new();
@@ -116,7 +116,7 @@ fn is_unknown_command(error: &ServerError) -> bool {
 }
 
 impl Established {
-    /// Authenticates, sets the name and the database, and switches to RESP3 if the server has it.
+    /// Authenticates, sets the name and the database, and switches to RESP3 if the server supports it.
     async fn handshake(&mut self, options: &Options, login: Option<&Login>) -> Result<(), ConnectError> {
         let mut hello: Vec<&str> = vec!["HELLO", "3"];
         let login = login.map(|login| (login.user.as_deref().unwrap_or("default"), &*login.password));

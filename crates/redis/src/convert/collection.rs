@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_the_same_in_both_protocols() {
+    fn stream_is_the_same_in_both_protocols() {
         type Streams = Vec<(String, Vec<(String, Vec<(String, u8)>)>)>;
         let entries = || {
             let fields = Value::Array(vec![text("f"), text("1"), text("g"), text("2")]);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_must_match() {
+    fn length_must_match() {
         let three = || Value::Array(vec![1.into(), 2.into(), 3.into()]);
         assert_eq!(<[u8; 3]>::from_value(Value::Bulk("abc".into())), Ok(*b"abc"));
         assert_eq!(<[i64; 3]>::from_value(three()), Ok([1, 2, 3]));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_inside_a_reply_is_kept_or_reported() {
+    fn error_inside_a_reply_is_kept_or_reported() {
         let values = || Value::Array(vec![1.into(), Value::SimpleError("OOM no".into())]);
         let slots = Vec::<Result<i64, crate::ServerError>>::from_value(values()).expect("slots");
         assert!(matches!(&slots[..], [Ok(1), Err(error)] if error.to_string() == "OOM no"), "{slots:?}");

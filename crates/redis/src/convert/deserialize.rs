@@ -22,22 +22,22 @@ use crate::resp::Value;
 /// #[derive(Debug, PartialEq, Deserialize)]
 /// struct Boat {
 ///     name: String,
-///     draught: f32,
+///     width: f32,
 ///     port: Option<String>,
 /// }
 ///
-/// let fields = || Value::Map(vec![("name".into(), "Tern".into()), ("draught".into(), "1.2".into())]);
+/// let fields = || Value::Map(vec![("name".into(), "Tern".into()), ("width".into(), "1.2".into())]);
 /// let Serde(boat) = Serde::<Boat>::from_value(fields())?;
-/// assert_eq!(boat, Boat { name: "Tern".into(), draught: 1.2, port: None });
+/// assert_eq!(boat, Boat { name: "Tern".into(), width: 1.2, port: None });
 ///
 /// // The reply to XRANGE: an array of IDs with fields.
 /// let entries = Value::Array(vec![Value::Array(vec!["1-0".into(), fields()])]);
 /// let Serde(entries) = Serde::<Vec<(String, Boat)>>::from_value(entries)?;
 /// assert_eq!((&*entries[0].0, &*entries[0].1.name), ("1-0", "Tern"));
 ///
-/// let wrong = Value::Map(vec![("name".into(), "Tern".into()), ("draught".into(), "deep".into())]);
+/// let wrong = Value::Map(vec![("name".into(), "Tern".into()), ("width".into(), "deep".into())]);
 /// let error = Serde::<Boat>::from_value(wrong).unwrap_err();
-/// assert_eq!(error.path(), Some("draught"));
+/// assert_eq!(error.path(), Some("width"));
 /// # Ok::<(), tidewire_redis::ConversionError>(())
 /// ```
 ///
@@ -296,7 +296,7 @@ mod tests {
         crew: u8,
         kind: Kind,
         ready: bool,
-        draught: Option<f64>,
+        width: Option<f64>,
         #[serde(default)]
         ports: Vec<Port>,
     }
@@ -324,16 +324,16 @@ mod tests {
     #[test]
     fn structs_are_deserialized_from_both_protocols() {
         let expected =
-            Boat { name: "Tern".into(), crew: 3, kind: Kind::Ketch, ready: true, draught: None, ports: vec![] };
+            Boat { name: "Tern".into(), crew: 3, kind: Kind::Ketch, ready: true, width: None, ports: vec![] };
         let flat = fields().into_iter().flat_map(|(key, value)| [key, value]).collect();
         for form in [Value::Map(fields()), Value::Array(flat)] {
             assert_eq!(Serde::<Boat>::from_value(form), Ok(Serde(expected.clone())));
         }
         let mut more = fields();
-        more.push(("draught".into(), Value::Double(1.5)));
+        more.push(("width".into(), Value::Double(1.5)));
         more.push(("ports".into(), Value::Array(vec!["Hull".into()])));
         let Serde(boat) = Serde::<Boat>::from_value(Value::Map(more)).expect("a boat");
-        assert_eq!((boat.draught, boat.ports), (Some(1.5), vec![Port("Hull".into())]));
+        assert_eq!((boat.width, boat.ports), (Some(1.5), vec![Port("Hull".into())]));
     }
 
     #[test]

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_the_expected_type_and_the_reply() {
+    fn error_has_the_expected_type_and_the_reply() {
         let error = u8::from_value("many".into()).expect_err("no number");
         let expected = "expected an integer that fits u8, got bulk string \"many\"; the command was executed, request another type";
         assert_eq!(error.to_string(), expected);

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tuple_takes_an_array_of_its_length() {
+    fn tuple_is_read_from_an_array_of_its_length() {
         let array = |len: i64| Value::Array((0..len).map(Value::from).collect());
         assert_eq!(<(u8, String, Option<i64>)>::from_value(array(3)), Ok((0, "1".into(), Some(2))));
         assert_eq!(<(u8,)>::from_value(array(1)), Ok((0,)));

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_command_is_found() {
+    fn name_of_a_command_is_found() {
         let mut command = Vec::new();
         crate::resp::encode_command(&["HGETALL", "secret"], &mut command);
         assert_eq!(name(&command), "HGETALL");

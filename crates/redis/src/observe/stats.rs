@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::Phase;
+use crate::RequestPhase;
 use crate::sync::lock;
 
 /// The number of buckets of a [`Latency`].
@@ -78,7 +78,7 @@ impl Counters {
         add(&mut lock(&self.rare));
     }
 
-    pub(crate) fn count_timeout(&self, phase: Phase) {
+    pub(crate) fn count_timeout(&self, phase: RequestPhase) {
         self.count(|stats| stats.timeouts.count(phase));
     }
 
@@ -123,12 +123,12 @@ pub struct TimeoutStats {
 }
 
 impl TimeoutStats {
-    fn count(&mut self, phase: Phase) {
+    fn count(&mut self, phase: RequestPhase) {
         *match phase {
-            Phase::Queued => &mut self.queued,
-            Phase::Connecting => &mut self.connecting,
-            Phase::Writing => &mut self.writing,
-            Phase::Waiting => &mut self.waiting,
+            RequestPhase::Queued => &mut self.queued,
+            RequestPhase::Connecting => &mut self.connecting,
+            RequestPhase::Writing => &mut self.writing,
+            RequestPhase::Waiting => &mut self.waiting,
         } += 1;
     }
 }

@@ -573,7 +573,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_searched_once() {
+    fn line_is_searched_once() {
         for first in [b'+', b'-', b':', b'(', b',', b'$', b'*', b'%'] {
             let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
             input.put_u8(first);

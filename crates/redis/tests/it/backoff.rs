@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Client, State};
+use tidewire_redis::{Client, ConnectionState};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::time::Instant;
 
@@ -15,24 +15,24 @@ async fn client(server: &RedisServer, backoff_reset_after: Duration) -> Client {
     let options =
         options(server.port()).min_backoff(2 * HOUR).max_backoff(2 * HOUR).backoff_reset_after(backoff_reset_after);
     let client = Client::start(options);
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     client
 }
 
 #[tokio::test]
-async fn a_steady_connection_resets_the_backoff() {
+async fn steady_connection_resets_the_backoff() {
     let server = RedisServer::start();
     let client = client(&server, Duration::ZERO).await;
     for generation in 2..6 {
         server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
         let mut status = client.status();
-        let open = status.wait_for(|status| status.state == State::Open && status.generation == generation);
+        let open = status.wait_for(|status| status.state == ConnectionState::Open && status.generation == generation);
         tokio::time::timeout(PATIENCE / 4, open).await.expect("it is made anew at once").unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_short_connection_does_not_reset_the_backoff() {
+async fn short_connection_does_not_reset_the_backoff() {
     let server = RedisServer::start();
     let client = client(&server, HOUR).await;
     let mut states = client.states();
@@ -40,11 +40,11 @@ async fn a_short_connection_does_not_reset_the_backoff() {
     server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
     while states.next().await.unwrap().generation != 2 {}
     server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
-    while states.next().await.unwrap().state != State::Failed {}
+    while states.next().await.unwrap().state != ConnectionState::Failed {}
     // No other timer is pending, so the paused clock advances to the end of the delay.
     tokio::time::pause();
     let since = Instant::now();
-    assert_eq!(states.next().await.unwrap().state, State::Reconnecting);
+    assert_eq!(states.next().await.unwrap().state, ConnectionState::Reconnecting);
     assert!(since.elapsed() >= HOUR, "{:?}", since.elapsed());
     tokio::time::resume();
     while states.next().await.unwrap().generation != 3 {}
@@ -59,9 +59,9 @@ async fn delays_double_up_to_the_limit_with_jitter() {
     let mut states = client.states();
     let mut pauses = Vec::new();
     for _ in 0..14 {
-        while states.next().await.unwrap().state != State::Failed {}
+        while states.next().await.unwrap().state != ConnectionState::Failed {}
         let since = Instant::now();
-        assert_eq!(states.next().await.unwrap().state, State::Reconnecting);
+        assert_eq!(states.next().await.unwrap().state, ConnectionState::Reconnecting);
         pauses.push(since.elapsed());
     }
     assert!(pauses[0] < Duration::from_millis(5), "{pauses:?}");

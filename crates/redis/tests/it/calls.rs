@@ -175,10 +175,10 @@ fn hashes() {
         c.is(hmget("h", ["crew", "none"]), vec![some("3"), None]);
         c.is(hsetnx("h", "crew", 4), false);
         c.is(hincrby("h", "crew", 2), 5);
-        c.is(hincrbyfloat("h", "draught", 1.5), 1.5);
+        c.is(hincrbyfloat("h", "width", 1.5), 1.5);
         c.is(hstrlen("h", "name"), 4_u64);
         c.is(hexists("h", "none"), false);
-        c.is(hdel("h", ["draught", "none"]), 1_u64);
+        c.is(hdel("h", ["width", "none"]), 1_u64);
         c.is(hlen("h"), 2_u64);
         c.is(hkeys("h").returning::<HashSet<String>>(), HashSet::from(["name".to_owned(), "crew".to_owned()]));
         c.is(hvals("h"), all(["Tern", "5"]));
@@ -204,7 +204,7 @@ fn lists() {
         c.is(linsert_before("l", "b", "a2"), 5);
         c.is(linsert_after("l", "none", "x"), -1);
         c.is(lrem("l", 0, "a2"), 1_u64);
-        c.is(lmove("l", End::Left, "m", End::Right), some("A"));
+        c.is(lmove("l", ListEnd::Left, "m", ListEnd::Right), some("A"));
         c.is(lpop("l"), some("b"));
         c.is(rpop("l"), some("d"));
         c.is(lpop_many("none", 2), None);
@@ -368,7 +368,7 @@ fn scripts_and_functions() {
 }
 
 #[test]
-fn the_server_itself() {
+fn server_commands() {
     in_both(|c| {
         c.is(ping(), Ignore);
         c.is(echo("a"), Bytes::from("a"));
@@ -385,7 +385,7 @@ fn the_server_itself() {
 }
 
 #[test]
-fn a_pipeline_has_a_result_for_each_command() {
+fn pipeline_has_a_result_for_each_command() {
     in_both(|c| {
         c.ok(rpush("l", ["a"]));
         let (set, wrong, text, ignored) = c.pipeline(

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
-use tidewire_redis::{Client, Command, Error, Pipeline, Request, State, Value};
+use tidewire_redis::{Client, Command, ConnectionState, Error, Pipeline, Request, Value};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 use tokio::task::JoinSet;
 
@@ -43,7 +43,7 @@ fn is_of(values: Vec<Result<String, Error>>, name: &str) {
 }
 
 #[tokio::test]
-async fn a_request_can_be_cancelled_at_any_await() {
+async fn request_can_be_cancelled_at_any_await() {
     let server = RedisServer::start();
     for max_in_flight in [1, 5, 1000] {
         let options = options(server.port()).max_in_flight(max_in_flight);
@@ -135,23 +135,23 @@ async fn storm(server: &RedisServer, has_pushes: bool) {
     let stats = client.stats();
     assert!(served > 0 && stats.connections_lost > 0 && (stats.pushes > 0) == has_pushes, "{served} {stats:?}");
     wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     assert_eq!(client.send(command(&["ECHO", "end"])).await.unwrap(), Value::Bulk("end".into()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cancelled_requests_take_no_reply_and_no_permit_of_others() {
+async fn cancelled_requests_do_not_affect_others() {
     storm(&RedisServer::options().config("enable-debug-command yes").start(), true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cancelled_requests_take_no_reply_and_no_permit_of_others_in_resp2() {
+async fn cancelled_requests_do_not_affect_others_in_resp2() {
     let server = RedisServer::options().config("rename-command HELLO \"\"").start();
     storm(&server, false).await;
 }
 
 #[tokio::test]
-async fn a_request_cancelled_in_the_queue_is_not_sent() {
+async fn request_cancelled_in_the_queue_is_not_sent() {
     let server = RedisServer::start();
     let (client, connection) = Client::new(options(server.port()));
     assert!(give_up_after(1, client.send(command(&["INCR", "a"]))).await.is_none());

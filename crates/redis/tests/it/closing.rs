@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Client, Connection, Error, Outcome, State, Value};
+use tidewire_redis::{Client, Connection, ConnectionState, Error, RequestOutcome, Value};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::AsyncReadExt;
 use tokio::task::JoinHandle;
@@ -10,8 +10,14 @@ use tokio::task::JoinHandle;
 use crate::servers::{Scripted, command, greeting, options};
 
 /// The states to test.
-const STATES: [State; 6] =
-    [State::Init, State::Connecting, State::Open, State::Failed, State::Reconnecting, State::Closing];
+const STATES: [ConnectionState; 6] = [
+    ConnectionState::Init,
+    ConnectionState::Connecting,
+    ConnectionState::Open,
+    ConnectionState::Failed,
+    ConnectionState::Reconnecting,
+    ConnectionState::Closing,
+];
 
 /// A client that stays in a state until it is closed.
 struct Left {
@@ -22,10 +28,10 @@ struct Left {
 }
 
 impl Left {
-    async fn in_state(state: State) -> Self {
+    async fn in_state(state: ConnectionState) -> Self {
         // The first connection completes the handshake, and is closed at the first command if it should fail.
         let server = Scripted::start(move |mut stream, number| async move {
-            if number > 0 || state == State::Connecting {
+            if number > 0 || state == ConnectionState::Connecting {
                 let _ = stream.read_to_end(&mut Vec::new()).await;
                 return;
             }
@@ -38,14 +44,14 @@ impl Left {
         })
         .await;
         // Nothing listens on the port of a server that was dropped.
-        let port = if state == State::Failed { RedisServer::start().port() } else { server.port() };
+        let port = if state == ConnectionState::Failed { RedisServer::start().port() } else { server.port() };
         let options = options(port)
             .connect_timeout(Duration::MAX)
             .min_backoff(Duration::from_hours(1))
             .max_backoff(Duration::from_hours(1));
         let (client, connection) = Client::new(options);
         let mut left = Self { client, connection: Some(connection), _server: server };
-        if state == State::Init {
+        if state == ConnectionState::Init {
             return left;
         }
         left.run();
@@ -53,16 +59,16 @@ impl Left {
         let mut states = client.states();
         match state {
             // The second failure is followed by the long delay.
-            State::Failed => {
+            ConnectionState::Failed => {
                 for _ in 0..2 {
-                    while states.next().await.unwrap().state != State::Failed {}
+                    while states.next().await.unwrap().state != ConnectionState::Failed {}
                 }
             }
-            State::Reconnecting | State::Closing => {
-                while states.next().await.unwrap().state != State::Open {}
-                let word = if state == State::Closing { "PING" } else { "DIE" };
+            ConnectionState::Reconnecting | ConnectionState::Closing => {
+                while states.next().await.unwrap().state != ConnectionState::Open {}
+                let word = if state == ConnectionState::Closing { "PING" } else { "DIE" };
                 let asked = ask(client, word);
-                if state == State::Closing {
+                if state == ConnectionState::Closing {
                     tidewire_testkit::wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 1)
                         .await;
                     let client = client.clone();
@@ -110,20 +116,27 @@ async fn close_ends_the_connection_in_every_state() {
         tokio::time::timeout(PATIENCE / 4, closing).await.expect("it is closed").unwrap();
         let error = pending.await.unwrap().unwrap_err();
         match state {
-            State::Open => assert!(matches!(error, Error::Closed { outcome: Outcome::MaybeExecuted }), "{error:?}"),
-            State::Failed => assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}"),
-            _ => assert!(matches!(error, Error::Closed { outcome: Outcome::NeverSent }), "{state:?} {error:?}"),
+            ConnectionState::Open => {
+                assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}")
+            }
+            ConnectionState::Failed => {
+                assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}")
+            }
+            _ => assert!(matches!(error, Error::Closed { outcome: RequestOutcome::NeverSent }), "{state:?} {error:?}"),
         }
         client.close(Duration::MAX).await;
-        assert!(matches!(ask(&client, "PING").await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+        assert!(matches!(
+            ask(&client, "PING").await.unwrap(),
+            Err(Error::Closed { outcome: RequestOutcome::NeverSent })
+        ));
         let mut seen = Vec::new();
         while let Some(status) = states.next().await {
             seen.push(status.state);
         }
         let expected: &[_] = match state {
-            State::Init => &[State::Init, State::Connecting, State::Closed],
-            State::Open => &[State::Open, State::Closing, State::Closed],
-            state => &[state, State::Closed],
+            ConnectionState::Init => &[ConnectionState::Init, ConnectionState::Connecting, ConnectionState::Closed],
+            ConnectionState::Open => &[ConnectionState::Open, ConnectionState::Closing, ConnectionState::Closed],
+            state => &[state, ConnectionState::Closed],
         };
         assert_eq!(seen, expected);
         assert_eq!(client.stats().in_flight, 0);
@@ -137,12 +150,12 @@ async fn dropping_the_last_handle_closes_in_every_state() {
         let mut status = left.client.status();
         left.run();
         let Left { client, _server, .. } = left;
-        if state == State::Closing {
+        if state == ConnectionState::Closing {
             // Clones exist until it is closed.
             client.close(Duration::ZERO).await;
         }
         drop(client);
-        let closed = status.wait_for(|status| status.state == State::Closed);
+        let closed = status.wait_for(|status| status.state == ConnectionState::Closed);
         tokio::time::timeout(PATIENCE / 4, closed).await.unwrap_or_else(|_| panic!("{state:?} is not closed")).unwrap();
     }
 }
@@ -160,20 +173,20 @@ fn shutting_down_the_runtime_ends_all_requests() {
         tidewire_testkit::wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 2).await;
         first.shutdown_background();
         let error = pending.await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Closed { outcome: Outcome::MaybeExecuted }), "{error:?}");
+        assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}");
         client.close(Duration::MAX).await;
         let error = client.send(command(&["PING"])).await.unwrap_err();
-        assert!(matches!(error, Error::Closed { outcome: Outcome::NeverSent }), "{error:?}");
+        assert!(matches!(error, Error::Closed { outcome: RequestOutcome::NeverSent }), "{error:?}");
         server.resume();
     });
-    assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closed, 0));
+    assert_eq!((client.status().borrow().state, client.stats().in_flight), (ConnectionState::Closed, 0));
 }
 
 #[tokio::test]
 async fn close_waits_for_replies_within_the_grace_period() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     server.pause();
     let pending = [(); 3].map(|()| ask(&client, "PING"));
     tidewire_testkit::wait_until_async("they are sent", PATIENCE, async || client.stats().requests == 3).await;
@@ -181,18 +194,18 @@ async fn close_waits_for_replies_within_the_grace_period() {
         let client = client.clone();
         async move { client.close(PATIENCE).await }
     });
-    client.status().wait_for(|status| status.state == State::Closing).await.unwrap();
-    assert!(matches!(ask(&client, "PING").await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    client.status().wait_for(|status| status.state == ConnectionState::Closing).await.unwrap();
+    assert!(matches!(ask(&client, "PING").await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
     server.resume();
     for asked in pending {
         assert_eq!(asked.await.unwrap().unwrap(), Value::Simple("PONG".into()));
     }
     closing.await.unwrap();
-    assert_eq!(client.status().borrow().state, State::Closed);
+    assert_eq!(client.status().borrow().state, ConnectionState::Closed);
 }
 
 #[tokio::test]
-async fn an_aborted_connection_leaves_an_empty_queue() {
+async fn aborted_connection_leaves_an_empty_queue() {
     let server = Scripted::deaf().await;
     let (client, connection) = Client::new(options(server.port()));
     let running = tokio::spawn(connection.run());

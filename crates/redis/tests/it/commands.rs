@@ -5,7 +5,7 @@ use tidewire_redis::Value;
 use tidewire_redis::resp::{Decoder, Message, encode_command};
 
 #[test]
-fn a_command_is_an_array_of_strings() {
+fn command_is_an_array_of_strings() {
     let mut output = BytesMut::new();
     encode_command(&[&b"SET"[..], b"key", b"\r\n\0"], &mut output);
     encode_command(&["PING"], &mut output);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Outcome, State, Value};
+use tidewire_redis::{Client, ConnectionState, Error, RequestOutcome, Value};
 use tidewire_testkit::RedisServer;
 
 use crate::servers::{command, options};
@@ -26,21 +26,21 @@ async fn each_task_gets_its_own_replies() {
         task.await.unwrap();
     }
     let status = client.status();
-    assert_eq!((status.borrow().state, status.borrow().generation), (State::Open, 1));
+    assert_eq!((status.borrow().state, status.borrow().generation), (ConnectionState::Open, 1));
     client.close(Duration::from_secs(5)).await;
     let refused = client.send(command(&["PING"])).await.unwrap_err();
-    assert!(matches!(refused, Error::Closed { outcome: Outcome::NeverSent }), "{refused:?}");
+    assert!(matches!(refused, Error::Closed { outcome: RequestOutcome::NeverSent }), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_reconnects_to_a_restarted_server() {
+async fn client_reconnects_to_a_restarted_server() {
     let mut server = RedisServer::start();
     let client = Client::start(options(server.port()));
     client.send(command(&["SET", "a", "1"])).await.unwrap();
     server.kill();
     let mut status = client.status();
-    status.wait_for(|status| status.state == State::Failed).await.unwrap();
+    status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap();
     server.restart();
-    status.wait_for(|status| status.state == State::Open && status.generation == 2).await.unwrap();
+    status.wait_for(|status| status.state == ConnectionState::Open && status.generation == 2).await.unwrap();
     assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }

@@ -6,7 +6,7 @@ use tidewire_redis::Value;
 use tidewire_redis::resp::{DecoderOptions, Message};
 
 use crate::reference_decoder;
-use crate::wire::{Odd, any_message, any_value, encoded, hear, keeping};
+use crate::wire::{Odd, any_message, any_value, decode_pieces, encoded, keeping};
 
 /// Compares as text, because NaN is not equal to itself.
 fn text(messages: &[Message]) -> String {
@@ -27,14 +27,14 @@ fn without_attributes(value: Value) -> Value {
 
 proptest! {
     #[test]
-    fn a_message_can_be_split_at_every_byte(message in any_message(), choices in vec(any::<u8>(), 1..20)) {
+    fn message_can_be_split_at_every_byte(message in any_message(), choices in vec(any::<u8>(), 1..20)) {
         let mut odd = Odd { choices: choices.iter().cycle(), output: Vec::new() };
         odd.message(&message);
         for wire in [encoded(&message), odd.output] {
             let whole = (vec![message.clone()], Ok(()));
-            prop_assert_eq!(&hear(keeping(), &wire, &[1]), &whole);
+            prop_assert_eq!(&decode_pieces(keeping(), &wire, &[1]), &whole);
             for split in 1..=wire.len() {
-                prop_assert_eq!(&hear(keeping(), &wire, &[split, wire.len()]), &whole);
+                prop_assert_eq!(&decode_pieces(keeping(), &wire, &[split, wire.len()]), &whole);
             }
         }
     }
@@ -45,13 +45,13 @@ proptest! {
         sizes in vec(1..100_usize, 1..10),
     ) {
         let wire: Vec<u8> = messages.iter().flat_map(encoded).collect();
-        prop_assert_eq!(hear(keeping(), &wire, &sizes), (messages.clone(), Ok(())));
+        prop_assert_eq!(decode_pieces(keeping(), &wire, &sizes), (messages.clone(), Ok(())));
         let bare: Vec<_> = messages.into_iter().map(|message| match message {
             Message::Reply(value) => Message::Reply(without_attributes(value)),
             Message::Push(items) => Message::Push(items.into_iter().map(without_attributes).collect()),
             other => other,
         }).collect();
-        prop_assert_eq!(hear(DecoderOptions::default(), &wire, &sizes), (bare, Ok(())));
+        prop_assert_eq!(decode_pieces(DecoderOptions::default(), &wire, &sizes), (bare, Ok(())));
     }
 
     #[test]
@@ -78,10 +78,10 @@ proptest! {
             options = options.max_bulk(bulk).max_elements(elements).max_depth(depth).max_line(line);
         }
         let (expected, end) = reference_decoder::decode(options, &wire);
-        let whole = hear(options, &wire, &[]);
+        let whole = decode_pieces(options, &wire, &[]);
         prop_assert_eq!((text(&whole.0), whole.1.map_err(|error| error.kind)), (text(&expected), end));
         for sizes in [&[1][..], &[size]] {
-            let pieces = hear(options, &wire, sizes);
+            let pieces = decode_pieces(options, &wire, sizes);
             prop_assert_eq!((text(&pieces.0), pieces.1), (text(&whole.0), whole.1));
         }
     }
@@ -98,8 +98,8 @@ proptest! {
         let pairs = items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
         let messages = vec![Message::Reply(Value::Map(pairs)), Message::Push(items.clone()), Message::Reply(Value::Array(items))];
         let wire: Vec<u8> = messages.iter().flat_map(encoded).collect();
-        prop_assert_eq!(&hear(keeping(), &wire, &[]), &(messages.clone(), Ok(())));
-        prop_assert_eq!(&hear(keeping(), &wire, &sizes), &(messages, Ok(())));
+        prop_assert_eq!(&decode_pieces(keeping(), &wire, &[]), &(messages.clone(), Ok(())));
+        prop_assert_eq!(&decode_pieces(keeping(), &wire, &sizes), &(messages, Ok(())));
     }
 }
 
@@ -119,6 +119,6 @@ proptest! {
         let pairs = many.clone().map(|value| (value.clone(), value));
         let message = Message::Reply(Value::Array(large.chain(many).chain([Value::Map(pairs.collect())]).collect()));
         let sizes: Vec<_> = sizes.into_iter().chain([10_000]).collect();
-        prop_assert!(hear(keeping(), &encoded(&message), &sizes) == (vec![message], Ok(())), "cut by {:?}", sizes);
+        prop_assert!(decode_pieces(keeping(), &encoded(&message), &sizes) == (vec![message], Ok(())), "cut by {:?}", sizes);
     }
 }

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Client, ConnectionError, Error, Login, Options, Outcome, Phase, State, WhileDown, commands};
+use tidewire_redis::{
+    Client, ConnectionError, ConnectionState, Error, Login, Options, RequestOutcome, RequestPhase, WhileDown, commands,
+};
 use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, RedisServer};
 
 fn options(proxy: &FaultProxy) -> Options {
@@ -25,7 +27,7 @@ async fn ask(client: &Client, number: u64) -> Result<(), Error> {
 async fn works(client: &Client, number: u64) {
     let mut status = client.status();
     loop {
-        status.wait_for(|status| matches!(status.state, State::Open)).await.unwrap();
+        status.wait_for(|status| matches!(status.state, ConnectionState::Open)).await.unwrap();
         if ask(client, number).await.is_ok() {
             return;
         }
@@ -33,7 +35,7 @@ async fn works(client: &Client, number: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_connection_can_be_cut_at_every_byte() {
+async fn connection_can_be_cut_at_every_byte() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));
@@ -53,7 +55,7 @@ async fn the_connection_can_be_cut_at_every_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_half_open_connection_is_detected_and_its_late_replies_dropped() {
+async fn half_open_connection_is_detected_and_its_late_replies_dropped() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let options = options(&proxy).timeout(Duration::from_millis(100)).connect_timeout(Duration::from_millis(100));
@@ -61,14 +63,14 @@ async fn a_half_open_connection_is_detected_and_its_late_replies_dropped() {
     works(&client, 0).await;
     proxy.inject(Faults::default().half_open(true));
     let late = ask(&client, 1).await.unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
-    client.status().wait_for(|status| status.state != State::Open).await.unwrap();
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Waiting }), "{late:?}");
+    client.status().wait_for(|status| status.state != ConnectionState::Open).await.unwrap();
     proxy.heal();
     works(&client, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_reply_is_dropped() {
+async fn late_reply_is_dropped() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let options = options(&proxy).timeout(Duration::from_millis(100));
@@ -103,13 +105,13 @@ async fn cancelled_requests_do_not_shift_replies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_password_is_final() {
+async fn wrong_password_is_final() {
     let server = RedisServer::options().password("right").start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy).login(Login::new("wrong")));
     assert!(ask(&client, 1).await.is_err());
     let mut status = client.status();
-    let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    let status = status.wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
     assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{status:?}");
     assert_eq!(proxy.accepted(), 1);
     works(&Client::start(options(&proxy).login(Login::new("right"))), 2).await;
@@ -124,7 +126,7 @@ async fn while_down_decides_about_requests_in_an_outage() {
         let client = Client::start(options);
         works(&client, 0).await;
         server.kill();
-        client.status().wait_for(|status| status.state != State::Open).await.unwrap();
+        client.status().wait_for(|status| status.state != ConnectionState::Open).await.unwrap();
         let asked = tokio::spawn({
             let client = client.clone();
             async move { ask(&client, 1).await }
@@ -134,7 +136,7 @@ async fn while_down_decides_about_requests_in_an_outage() {
             asked.await.unwrap().unwrap();
         } else {
             let refused = asked.await.unwrap().unwrap_err();
-            assert!(matches!(refused, Error::Lost { outcome: Outcome::NeverSent, .. }), "{refused:?}");
+            assert!(matches!(refused, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{refused:?}");
             server.restart();
         }
         works(&client, 2).await;
@@ -152,7 +154,8 @@ async fn close_waits_for_requests_in_flight() {
         let client = client.clone();
         async move { ask(&client, 1).await }
     });
-    while proxy.bytes(Direction::ToServer) == 0 || !asked.is_finished() && client.status().borrow().state == State::Open
+    while proxy.bytes(Direction::ToServer) == 0
+        || !asked.is_finished() && client.status().borrow().state == ConnectionState::Open
     {
         let closing = client.close(PATIENCE);
         server.resume();
@@ -160,12 +163,12 @@ async fn close_waits_for_requests_in_flight() {
     }
     let ended = asked.await.unwrap();
     assert!(matches!(ended, Ok(()) | Err(Error::Closed { .. })), "{ended:?}");
-    assert_eq!(client.status().borrow().state, State::Closed);
+    assert_eq!(client.status().borrow().state, ConnectionState::Closed);
 }
 
 /// A thousand faults under load, the same ones for the same seed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_faults() {
+async fn survives_a_thousand_faults() {
     let seed =
         std::env::var("TIDEWIRE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
     println!("TIDEWIRE_SEED={seed}");

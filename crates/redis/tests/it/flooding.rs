@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use tidewire_redis::resp::DecodeErrorKind;
-use tidewire_redis::{Client, ConnectionError, Error, Outcome, Phase, State, Value, WhileDown};
+use tidewire_redis::{Client, ConnectionError, ConnectionState, Error, RequestOutcome, RequestPhase, Value, WhileDown};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -33,7 +33,7 @@ async fn endless_pushes_delay_neither_deadlines_nor_close() {
     let hasty = client.with_timeout(Duration::from_millis(20));
     let late = tokio::time::timeout(PATIENCE / 4, hasty.send(command(&["PING"]))).await;
     let late = late.expect("it ends at its deadline").unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting | Phase::Queued }), "{late:?}");
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Waiting | RequestPhase::Queued }), "{late:?}");
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
     closed.expect("it is closed in its time");
     assert_eq!(client.status().borrow().generation, 1);
@@ -42,10 +42,10 @@ async fn endless_pushes_delay_neither_deadlines_nor_close() {
 #[tokio::test(flavor = "multi_thread")]
 async fn endless_pushes_do_not_delay_requests_of_several_tasks() {
     let server = Scripted::start(|mut stream, _| async move {
-        let heard = AtomicUsize::new(0);
+        let received = AtomicUsize::new(0);
         answer(&mut stream, |words| match greeting(words) {
             Some(reply) => Some(reply),
-            None => (heard.fetch_add(1, SeqCst) == 0).then(String::new),
+            None => (received.fetch_add(1, SeqCst) == 0).then(String::new),
         })
         .await;
         let _ = stream.write_all(b"+OK\r\n+OK\r\n").await;
@@ -75,7 +75,7 @@ async fn endless_replies_are_dropped() {
     for _ in 0..5 {
         let failed = loop {
             let status = states.next().await.unwrap();
-            if status.state == State::Failed {
+            if status.state == ConnectionState::Failed {
                 break status;
             }
         };
@@ -97,7 +97,7 @@ async fn endless_pushes_do_not_extend_the_connect_timeout() {
     let error =
         tokio::time::timeout(PATIENCE / 4, client.send(command(&["PING"]))).await.expect("it ends").unwrap_err();
     assert!(
-        matches!(error, Error::Lost { outcome: Outcome::NeverSent, source: ConnectionError::ConnectTimedOut }),
+        matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, source: ConnectionError::ConnectTimedOut }),
         "{error:?}"
     );
 }
@@ -106,7 +106,7 @@ async fn endless_pushes_do_not_extend_the_connect_timeout() {
 async fn replies_can_arrive_byte_by_byte() {
     let server = Scripted::start(|mut stream, _| async move {
         stream.set_nodelay(true).unwrap();
-        let (mut heard, mut asked) = (Vec::new(), 0);
+        let (mut received, mut asked) = (Vec::new(), 0);
         loop {
             // Three commands of the handshake, and then pairs of commands.
             let reply = match asked {
@@ -114,9 +114,9 @@ async fn replies_can_arrive_byte_by_byte() {
                 1 | 2 => "+OK\r\n".to_owned(),
                 number => format!(">1\r\n+push\r\n*2\r\n$1\r\n{}\r\n:{number}\r\n", number % 10),
             };
-            let known = heard.len();
-            while !heard[known..].contains(&b'*') {
-                if !matches!(stream.read_buf(&mut heard).await, Ok(1..)) {
+            let known = received.len();
+            while !received[known..].contains(&b'*') {
+                if !matches!(stream.read_buf(&mut received).await, Ok(1..)) {
                     return;
                 }
             }
@@ -139,7 +139,7 @@ async fn replies_can_arrive_byte_by_byte() {
 }
 
 #[tokio::test]
-async fn an_announced_length_without_data_affects_only_its_request() {
+async fn announced_length_without_data_affects_only_its_request() {
     let server = Scripted::answering(|words, connection| match (greeting(words), connection) {
         (Some(reply), _) => reply,
         // The probe is not answered either.

@@ -4,12 +4,12 @@ use bytes::{BufMut, BytesMut};
 use tidewire_redis::Value;
 use tidewire_redis::resp::{DecodeErrorKind as Kind, Decoder, DecoderOptions, Message};
 
-use crate::wire::{hear, keeping};
+use crate::wire::{decode_pieces, keeping};
 
 /// Decodes an invalid stream, whole and byte by byte. Returns the kind of error and its offset.
 fn wrong(options: DecoderOptions, wire: &[u8]) -> (Kind, u64) {
-    let whole = hear(options, wire, &[]).1.expect_err("there is something wrong");
-    assert_eq!(hear(options, wire, &[1]).1, Err(whole), "{}", wire.escape_ascii());
+    let whole = decode_pieces(options, wire, &[]).1.expect_err("there is something wrong");
+    assert_eq!(decode_pieces(options, wire, &[1]).1, Err(whole), "{}", wire.escape_ascii());
     (whole.kind, whole.offset)
 }
 
@@ -106,8 +106,8 @@ fn limits_can_be_reached_and_not_exceeded() {
         "|1\r\n_\r\n_\r\n*3\r\n_\r\n_\r\n_\r\n",
     ] {
         // Twice: each message has the whole of it.
-        let heard = hear(options, wire.repeat(2).as_bytes(), &[1]);
-        assert_eq!((heard.0.len(), heard.1), (2, Ok(())), "{wire:?}");
+        let received = decode_pieces(options, wire.repeat(2).as_bytes(), &[1]);
+        assert_eq!((received.0.len(), received.1), (2, Ok(())), "{wire:?}");
     }
     let elements = Kind::TooManyElements { max: 6 };
     for (wire, kind) in [
@@ -145,7 +145,7 @@ fn endless_nesting_ends_at_the_limit() {
 }
 
 #[test]
-fn no_limit_overflows() {
+fn limits_do_not_overflow() {
     let options = DecoderOptions::default().max_bulk(usize::MAX).max_elements(usize::MAX).max_line(usize::MAX);
     for wire in ["$999999999999999999\r\na", "*99999999999999999999\r\n:1\r\n", "%18446744073709551615\r\n:1\r\n"] {
         assert_eq!(wrong(options, wire.as_bytes()).0, Kind::Truncated, "{wire:?}");
@@ -173,9 +173,9 @@ fn long_lines_and_strings_can_arrive_byte_by_byte() {
 }
 
 #[test]
-fn a_reply_of_many_elements_can_arrive_byte_by_byte() {
+fn reply_of_many_elements_can_arrive_byte_by_byte() {
     let wire = format!("*200000\r\n{}", "$1\r\nx\r\n".repeat(200_000));
-    let heard = hear(DecoderOptions::default(), wire.as_bytes(), &[1]);
-    let [Message::Reply(Value::Array(items))] = &heard.0[..] else { panic!("{:?}", heard.1) };
+    let received = decode_pieces(DecoderOptions::default(), wire.as_bytes(), &[1]);
+    let [Message::Reply(Value::Array(items))] = &received.0[..] else { panic!("{:?}", received.1) };
     assert_eq!(items.len(), 200_000);
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Outcome, Phase, Pipeline, State, Value, WhenFull, WhileDown, commands};
+use tidewire_redis::{
+    Client, ConnectionState, Error, Pipeline, RequestOutcome, RequestPhase, Value, WhenFull, WhileDown, commands,
+};
 use tidewire_testkit::{Cut, Direction, FaultProxy, Faults, PATIENCE, RedisServer};
 
 use crate::servers::{Scripted, command, greeting, options};
@@ -20,7 +22,7 @@ async fn mute() -> Scripted {
 /// Sends a request, and waits until it is written.
 async fn asked(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>> {
     let mut status = client.status();
-    status.wait_for(|status| status.state == State::Open).await.unwrap();
+    status.wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     let task = tokio::spawn({
         let client = client.clone();
         async move { ping(&client).await }
@@ -42,7 +44,7 @@ async fn states_are_streamed_in_order() {
     server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
     server.kill();
-    client.status().wait_for(|status| status.state == State::Failed).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Failed).await.unwrap();
     client.close(PATIENCE).await;
     running.await.unwrap();
     let mut seen = Vec::new();
@@ -50,28 +52,32 @@ async fn states_are_streamed_in_order() {
         seen.push((status.state, status.generation, status.last_error.is_some()));
     }
     let beginning = [
-        (State::Init, 0, false),
-        (State::Connecting, 0, false),
-        (State::Open, 1, false),
-        (State::Failed, 1, true),
-        (State::Reconnecting, 1, true),
-        (State::Open, 2, true),
-        (State::Failed, 2, true),
+        (ConnectionState::Init, 0, false),
+        (ConnectionState::Connecting, 0, false),
+        (ConnectionState::Open, 1, false),
+        (ConnectionState::Failed, 1, true),
+        (ConnectionState::Reconnecting, 1, true),
+        (ConnectionState::Open, 2, true),
+        (ConnectionState::Failed, 2, true),
     ];
     assert_eq!(seen[..7], beginning);
     for pair in seen[6..seen.len() - 1].windows(2) {
         let states = (pair[0].0, pair[1].0);
         assert!(
-            matches!(states, (State::Failed, State::Reconnecting) | (State::Reconnecting, State::Failed)),
+            matches!(
+                states,
+                (ConnectionState::Failed, ConnectionState::Reconnecting)
+                    | (ConnectionState::Reconnecting, ConnectionState::Failed)
+            ),
             "{states:?}"
         );
     }
-    assert_eq!(seen.last(), Some(&(State::Closed, 2, true)));
+    assert_eq!(seen.last(), Some(&(ConnectionState::Closed, 2, true)));
     assert_eq!((states.missed(), states.next().await.is_none()), (0, true));
 }
 
 #[tokio::test]
-async fn a_client_killed_by_the_server_reconnects_once() {
+async fn client_killed_by_the_server_reconnects_once() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     for generation in 1..10 {
@@ -83,14 +89,14 @@ async fn a_client_killed_by_the_server_reconnects_once() {
 }
 
 #[tokio::test]
-async fn a_client_pause_of_the_server_delays_requests() {
+async fn client_pause_of_the_server_delays_requests() {
     let server = RedisServer::start();
     let options = options(server.port()).timeout(Duration::from_millis(100));
     let client = Client::start(options);
     ping(&client).await.unwrap();
     server.cli(["CLIENT", "PAUSE", "60000", "WRITE"]);
     let late = client.send(command(&["SET", "a", "1"])).await.unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Waiting }), "{late:?}");
     server.cli(["CLIENT", "UNPAUSE"]);
     // The late reply is dropped, and the next replies go to their requests.
     let value = client.send(command(&["ECHO", "2"])).await.unwrap();
@@ -107,12 +113,12 @@ async fn close_waits_no_longer_than_the_grace_period() {
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
     closed.expect("it is closed in its time");
     let error = pending.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Closed { outcome: Outcome::MaybeExecuted }), "{error:?}");
-    assert_eq!(client.status().borrow().state, State::Closed);
+    assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}");
+    assert_eq!(client.status().borrow().state, ConnectionState::Closed);
 }
 
 #[tokio::test]
-async fn a_second_close_can_shorten_the_grace_period() {
+async fn second_close_can_shorten_the_grace_period() {
     let server = mute().await;
     let client = Client::start(options(server.port()));
     let pending = asked(&client).await;
@@ -131,7 +137,7 @@ async fn close_interrupts_a_backoff_delay() {
     let mut states = client.states();
     // The second failure is followed by the long delay.
     for _ in 0..2 {
-        while states.next().await.unwrap().state != State::Failed {}
+        while states.next().await.unwrap().state != ConnectionState::Failed {}
     }
     let pending = tokio::spawn({
         let client = client.clone();
@@ -140,11 +146,11 @@ async fn close_interrupts_a_backoff_delay() {
     tokio::task::yield_now().await;
     client.close(Duration::MAX).await;
     let error = pending.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Closed { outcome: Outcome::NeverSent }), "{error:?}");
+    assert!(matches!(error, Error::Closed { outcome: RequestOutcome::NeverSent }), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_connection_lost_while_closing_is_closed() {
+async fn connection_lost_while_closing_is_closed() {
     let mut server = RedisServer::start();
     let client = Client::start(options(server.port()));
     ping(&client).await.unwrap();
@@ -152,17 +158,17 @@ async fn a_connection_lost_while_closing_is_closed() {
     let mut states = client.states();
     let pending = asked(&client).await;
     let closing = async {
-        client.status().wait_for(|status| status.state == State::Closing).await.unwrap();
+        client.status().wait_for(|status| status.state == ConnectionState::Closing).await.unwrap();
         server.kill();
     };
     tokio::join!(client.close(PATIENCE), closing);
     let error = pending.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{error:?}");
+    assert!(matches!(error, Error::Lost { outcome: RequestOutcome::MaybeExecuted, .. }), "{error:?}");
     let mut seen = Vec::new();
     while let Some(status) = states.next().await {
         seen.push(status.state);
     }
-    assert_eq!(seen, [State::Open, State::Closing, State::Closed]);
+    assert_eq!(seen, [ConnectionState::Open, ConnectionState::Closing, ConnectionState::Closed]);
 }
 
 #[tokio::test]
@@ -175,7 +181,7 @@ async fn dropping_the_last_handle_closes_the_connection() {
     drop(client);
     assert_eq!(ping(&other).await.unwrap(), Value::Simple("PONG".into()));
     drop(other);
-    assert!(status.wait_for(|status| status.state == State::Closed).await.is_ok());
+    assert!(status.wait_for(|status| status.state == ConnectionState::Closed).await.is_ok());
 }
 
 #[tokio::test]
@@ -187,7 +193,7 @@ async fn dropping_the_connection_ends_all_requests() {
     });
     tokio::task::yield_now().await;
     drop(connection);
-    assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
     client.close(Duration::MAX).await;
 
     let server = mute().await;
@@ -195,8 +201,8 @@ async fn dropping_the_connection_ends_all_requests() {
     let running = tokio::spawn(connection.run());
     let pending = asked(&client).await;
     running.abort();
-    assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
-    assert!(matches!(ping(&client).await, Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::MaybeExecuted })));
+    assert!(matches!(ping(&client).await, Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
     client.close(Duration::MAX).await;
 }
 
@@ -208,7 +214,7 @@ async fn without_reconnect_a_failure_closes_the_client() {
     ping(&client).await.unwrap();
     server.kill();
     let mut status = client.status();
-    let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    let status = status.wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
     assert!(status.last_error.is_some());
 }
 
@@ -222,7 +228,7 @@ async fn timeouts_can_be_unlimited() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pipeline_cut_anywhere_keeps_the_replies_that_came() {
+async fn pipeline_cut_anywhere_keeps_received_replies() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(proxy.addr().port()));
@@ -230,7 +236,7 @@ async fn a_pipeline_cut_anywhere_keeps_the_replies_that_came() {
     let mut cuts = 0;
     for direction in [Direction::ToClient, Direction::ToServer] {
         for bytes in (0..=pipeline.size() as u64).step_by(5) {
-            client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+            client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
             proxy.inject(Faults::default().cut(Cut::after(bytes, direction)));
             let results = client.pipeline(pipeline.clone()).await.unwrap();
             let came = results.iter().take_while(|result| result.is_ok()).count();
@@ -245,7 +251,7 @@ async fn a_pipeline_cut_anywhere_keeps_the_replies_that_came() {
     assert!(cuts > 10, "{cuts}");
     let mut status = client.status();
     loop {
-        status.wait_for(|status| status.state == State::Open).await.unwrap();
+        status.wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
         let results: Result<Vec<_>, _> = client.pipeline(pipeline.clone()).await.unwrap().into_iter().collect();
         if let Ok(values) = results {
             break assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -268,9 +274,9 @@ async fn when_full_decides_about_requests_without_a_permit() {
             assert!(!second.is_finished());
             client.close(Duration::ZERO).await;
             // It gets the permit of the first request after its deadline.
-            assert!(matches!(second.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+            assert!(matches!(second.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
         }
-        assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+        assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::MaybeExecuted })));
     }
 }
 
@@ -279,10 +285,13 @@ async fn waiting_for_a_permit_ends_at_the_deadline() {
     let server = mute().await;
     let options = options(server.port()).max_in_flight_bytes(20).timeout(Duration::from_millis(50));
     let client = Client::start(options);
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     let (first, second) = tokio::join!(ping(&client), ping(&client));
-    assert!(matches!(first, Err(Error::TimedOut { phase: Phase::Waiting })), "{first:?}");
-    assert!(matches!(second, Err(Error::TimedOut { phase: Phase::Queued | Phase::Waiting })), "{second:?}");
+    assert!(matches!(first, Err(Error::TimedOut { phase: RequestPhase::Waiting })), "{first:?}");
+    assert!(
+        matches!(second, Err(Error::TimedOut { phase: RequestPhase::Queued | RequestPhase::Waiting })),
+        "{second:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -293,7 +302,7 @@ async fn all_permits_are_returned_after_faults() {
     let client = Client::start(options);
     let client = Arc::new(client);
     for turn in 0..100_u64 {
-        client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+        client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
         proxy.inject(
             Faults::default()
                 .cut(Cut::after(turn % 30, if turn % 2 == 0 { Direction::ToClient } else { Direction::ToServer })),
@@ -317,7 +326,7 @@ async fn all_permits_are_returned_after_faults() {
     let pipeline: Pipeline<Vec<_>> = (0..4).map(|_| commands::ping()).collect();
     let mut status = client.status();
     loop {
-        status.wait_for(|status| status.state == State::Open).await.unwrap();
+        status.wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
         let results: Result<Vec<_>, _> = client.pipeline(pipeline.clone()).await.unwrap().into_iter().collect();
         match results {
             Ok(values) => break assert_eq!(values.len(), 4),

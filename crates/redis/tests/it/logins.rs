@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewire_redis::credentials::{Credentials, LoginError, LoginFuture};
-use tidewire_redis::{Client, ConnectionError, Error, Login, Options, State, Value, WhileDown};
+use tidewire_redis::{Client, ConnectionError, ConnectionState, Error, Login, Options, Value, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer};
 
 use crate::servers::command;
@@ -55,7 +55,7 @@ impl Credentials for Vault {
 }
 
 #[tokio::test]
-async fn the_provider_is_called_for_every_attempt() {
+async fn provider_is_called_for_every_attempt() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
     // The provider replaces the login.
@@ -65,12 +65,12 @@ async fn the_provider_is_called_for_every_attempt() {
 
     vault.asked(3).await;
     let mut status = client.status();
-    let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
+    let failed = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap().clone();
     assert!(matches!(failed.last_error.as_deref(), Some(ConnectionError::Credentials(_))), "{failed:?}");
 
     vault.put("wrong");
     vault.asked(3).await;
-    let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
+    let failed = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap().clone();
     assert!(matches!(failed.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{failed:?}");
 
     vault.put("first");
@@ -94,7 +94,7 @@ async fn without_a_provider_a_login_refused_on_reconnect_is_final() {
     server.cli(["ACL", "SETUSER", "app", "resetpass", ">second"]);
     server.cli(["CLIENT", "KILL", "USER", "app"]);
     let mut status = client.status();
-    let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    let status = status.wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
     assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{status:?}");
 }
 
@@ -106,7 +106,7 @@ async fn with_a_provider_other_refusals_are_final() {
     let options = options(server.port()).credentials(vault).database(1_000_000);
     let client = Client::start(options);
     assert!(whoami(&client).await.is_err());
-    client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
 }
 
 /// A provider that hangs or panics at the first call.
@@ -129,7 +129,7 @@ impl Credentials for Unreliable {
 }
 
 #[tokio::test]
-async fn a_provider_that_hangs_or_panics_is_called_again() {
+async fn provider_that_hangs_or_panics_is_called_again() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     for hangs in [true, false] {
         let connect_timeout = if hangs { Duration::from_millis(50) } else { PATIENCE };
@@ -141,16 +141,16 @@ async fn a_provider_that_hangs_or_panics_is_called_again() {
         assert!(matches!(&who, Ok(Value::Bulk(name)) if name == "app"), "{hangs} {who:?}");
         let failed = loop {
             let status = states.next().await.unwrap();
-            if status.state == State::Failed {
+            if status.state == ConnectionState::Failed {
                 break status;
             }
         };
         let error = failed.last_error.unwrap();
-        let is_told = if hangs {
+        let is_reported = if hangs {
             matches!(&*error, ConnectionError::ConnectTimedOut)
         } else {
             matches!(&*error, ConnectionError::Credentials(source) if source.to_string().contains("panicked"))
         };
-        assert!(is_told, "{hangs} {error:?}");
+        assert!(is_reported, "{hangs} {error:?}");
     }
 }

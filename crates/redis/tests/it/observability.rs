@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewire_redis::observe::{ClientStats, SlowHook};
-use tidewire_redis::{Client, Pipeline, State, Value, WhenFull, WhileDown};
+use tidewire_redis::{Client, ConnectionState, Pipeline, Value, WhenFull, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -79,7 +79,7 @@ async fn timeouts_without_a_connection_are_counted() {
     let port = RedisServer::start().port();
     let options = options(port).while_down(WhileDown::Queue).timeout(Duration::from_millis(20));
     let client = Client::start(options);
-    client.status().wait_for(|status| status.state == State::Failed).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Failed).await.unwrap();
     assert!(client.send(command(&["PING"])).await.is_err());
     let seen = client.stats();
     assert_eq!((seen.timeouts.connecting, seen.requests, seen.in_flight), (1, 0, 0));
@@ -87,14 +87,14 @@ async fn timeouts_without_a_connection_are_counted() {
 }
 
 #[tokio::test]
-async fn the_slow_hook_runs_on_the_task_of_the_caller() {
+async fn slow_hook_runs_on_the_task_of_the_caller() {
     let server = RedisServer::start();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    for (after, is_told) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
-        let heard = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    for (after, is_reported) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
+        let received = Arc::clone(&reported);
         let hook = SlowHook::new(after, move |slow| {
             let line = (slow.name.to_owned(), slow.commands, slow.bytes, slow.error.is_some(), tokio::task::id());
-            heard.lock().unwrap().push(line);
+            received.lock().unwrap().push(line);
         });
         let client = Client::start(options(server.port()).slow_hook(hook));
         let many: Pipeline<Vec<_>> = [command(&["GET", "a"]), command(&["PING"])].into_iter().collect();
@@ -107,10 +107,10 @@ async fn the_slow_hook_runs_on_the_task_of_the_caller() {
             tokio::task::id()
         });
         let id = asker.await.unwrap();
-        let lines = std::mem::take(&mut *told.lock().unwrap());
+        let lines = std::mem::take(&mut *reported.lock().unwrap());
         let one = ("set".to_owned(), 1, command(&["set", "a", "secret"]).command().size(), false, id);
         let failed = ("PING".to_owned(), 1, command(&["PING"]).command().size(), true, id);
-        let expected = if is_told { vec![one, ("GET".to_owned(), 2, bytes, false, id), failed] } else { vec![] };
+        let expected = if is_reported { vec![one, ("GET".to_owned(), 2, bytes, false, id), failed] } else { vec![] };
         assert_eq!(lines, expected);
     }
 }
@@ -200,7 +200,10 @@ async fn connection_failures_are_logged() {
         let options = options(port).reconnect(reconnect);
         let client = Client::start(options);
         client.send(command(&["PING"])).await.unwrap_err();
-        let told = events.0.lock().unwrap().clone();
-        assert!(told.starts_with(level) && told.contains(cause) && told.contains(&port.to_string()), "{told}");
+        let reported = events.0.lock().unwrap().clone();
+        assert!(
+            reported.starts_with(level) && reported.contains(cause) && reported.contains(&port.to_string()),
+            "{reported}"
+        );
     }
 }

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use tidewire_redis::observe::ClientStats;
 use tidewire_redis::resp::Decoder;
 use tidewire_redis::{
-    Address, Client, Command, Error, Options, Outcome, Pipeline, Request, State, WhenFull, WhileDown,
+    Address, Client, Command, ConnectionState, Error, Options, Pipeline, Request, RequestOutcome, WhenFull, WhileDown,
 };
 use tidewire_testkit::PATIENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -77,9 +77,9 @@ impl Name {
     }
 }
 
-/// What all connections of the peer have read, and the errors in it.
+/// The commands that all connections of the peer have read, and the errors found.
 #[derive(Default)]
-struct Heard {
+struct Received {
     /// Includes commands that were cut.
     names: HashSet<Name>,
     wrong: Vec<String>,
@@ -88,7 +88,7 @@ struct Heard {
 /// The state that the connections of the peer share.
 #[derive(Clone)]
 struct Scene {
-    heard: Arc<Mutex<Heard>>,
+    received: Arc<Mutex<Received>>,
     /// The number of requests that have ended.
     ended: watch::Receiver<usize>,
     /// Set when no more requests are sent: everything is read and answered.
@@ -158,7 +158,7 @@ impl Peer {
             };
             self.input.extend_from_slice(&piece[..count]);
             left -= count;
-            while self.hear() {}
+            while self.decode_pieces() {}
         }
     }
 
@@ -185,7 +185,7 @@ impl Peer {
     }
 
     /// Takes a command from the input and answers it. Returns false if it is incomplete.
-    fn hear(&mut self) -> bool {
+    fn decode_pieces(&mut self) -> bool {
         if self.current.is_none() && self.input.starts_with(PING) {
             self.input.advance(PING.len());
             self.replies.extend_from_slice(b"+PONG\r\n");
@@ -216,7 +216,7 @@ impl Peer {
 
     /// Checks that a command is read once and in order.
     fn note(&mut self, name: Name) {
-        let is_new = self.scene.heard.lock().unwrap().names.insert(name);
+        let is_new = self.scene.received.lock().unwrap().names.insert(name);
         self.check(is_new, "it came before");
         let is_in_turn = match self.last.replace(name) {
             Some(last) if last.part + 1 < last.of => name == Name { part: last.part + 1, len: name.len, ..last },
@@ -230,7 +230,7 @@ impl Peer {
     fn check(&self, is_right: bool, what: &str) {
         if !is_right {
             let start = self.input[..self.input.len().min(60)].escape_ascii();
-            self.scene.heard.lock().unwrap().wrong.push(format!("{what}: {start} after {:?}", self.last));
+            self.scene.received.lock().unwrap().wrong.push(format!("{what}: {start} after {:?}", self.last));
         }
     }
 }
@@ -265,8 +265,8 @@ impl Listener {
 }
 
 /// The outcome of a command.
-type Told = (Name, Result<String, Error>);
-type Asking = Pin<Box<dyn Future<Output = Vec<Told>> + Send>>;
+type CommandResult = (Name, Result<String, Error>);
+type Asking = Pin<Box<dyn Future<Output = Vec<CommandResult>> + Send>>;
 
 /// A caller that sends requests in bursts.
 struct Caller {
@@ -278,11 +278,11 @@ struct Caller {
 }
 
 impl Caller {
-    async fn run(mut self) -> Vec<Told> {
-        let mut told = Vec::new();
+    async fn run(mut self) -> Vec<CommandResult> {
+        let mut reported = Vec::new();
         for _ in 0..BURSTS {
             if self.random.bool() {
-                self.client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+                self.client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
             }
             // Submitted in this order; some are cancelled after a number of polls.
             let mut burst = Vec::new();
@@ -299,7 +299,7 @@ impl Caller {
                         continue;
                     }
                     if let Poll::Ready(one) = polled {
-                        told.extend(one);
+                        reported.extend(one);
                     }
                     *slot = None;
                     self.ended.send_modify(|ended| *ended += 1);
@@ -308,7 +308,7 @@ impl Caller {
             })
             .await;
         }
-        told
+        reported
     }
 
     /// One command or several.
@@ -333,14 +333,14 @@ impl Caller {
                 return vec![(name, client.send(name.request()).await)];
             }
             let pipeline: Pipeline<Vec<String>> = names.iter().map(|name| name.request()).collect();
-            let told = client.pipeline(pipeline).await.expect("every command has a result of its own");
-            names.into_iter().zip(told).collect()
+            let reported = client.pipeline(pipeline).await.expect("every command has a result of its own");
+            names.into_iter().zip(reported).collect()
         })
     }
 }
 
 /// The numbers of commands that were served, never sent, and maybe executed.
-async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
+async fn run_scenario(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
     let mut random = Rng::with_seed(seed);
     let path = std::env::temp_dir().join(format!("tidewire-truth-{}-{seed}", std::process::id()));
     let (listener, address) = if is_unix {
@@ -363,8 +363,8 @@ async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
 
     let (ended, is_calm, is_over) =
         (Arc::new(watch::Sender::new(0)), watch::Sender::new(false), watch::Sender::new(false));
-    let heard = Arc::new(Mutex::new(Heard::default()));
-    let scene = Scene { heard: Arc::clone(&heard), ended: ended.subscribe(), is_calm: is_calm.subscribe() };
+    let received = Arc::new(Mutex::new(Received::default()));
+    let scene = Scene { received: Arc::clone(&received), ended: ended.subscribe(), is_calm: is_calm.subscribe() };
     let peers = tokio::spawn(accept(listener, scene, seed, is_over.subscribe()));
     let mut callers = JoinSet::new();
     for number in 0..CALLERS {
@@ -387,20 +387,20 @@ async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
     if is_unix {
         std::fs::remove_file(path).unwrap();
     }
-    let heard = heard.lock().unwrap();
-    assert!(heard.wrong.is_empty(), "seed {seed}: {:?}", heard.wrong);
+    let received = received.lock().unwrap();
+    assert!(received.wrong.is_empty(), "seed {seed}: {:?}", received.wrong);
     let mut counts = [0; 3];
-    for (name, told) in all.into_iter().flatten() {
-        let is_heard = heard.names.contains(&name);
-        let (is_true, kind) = match &told {
-            Ok(text) => (is_heard && *text == name.key(), 0),
+    for (name, reported) in all.into_iter().flatten() {
+        let is_received = received.names.contains(&name);
+        let (is_true, kind) = match &reported {
+            Ok(text) => (is_received && *text == name.key(), 0),
             Err(error) => match error.outcome() {
-                Some(Outcome::NeverSent) => (!is_heard, 1),
-                Some(Outcome::MaybeExecuted) => (true, 2),
+                Some(RequestOutcome::NeverSent) => (!is_received, 1),
+                Some(RequestOutcome::MaybeExecuted) => (true, 2),
                 None => (false, 2),
             },
         };
-        assert!(is_true, "seed {seed}: {name:?} was told {told:?}, and heard: {is_heard}");
+        assert!(is_true, "seed {seed}: {name:?} returned {reported:?}, received by the server: {is_received}");
         counts[kind] += 1;
     }
     counts
@@ -413,13 +413,13 @@ async fn outcomes_are_true_under_random_faults() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| fastrand::u64(..1 << 40));
     println!("TIDEWIRE_SEED={seed}");
-    let mut plays = JoinSet::new();
+    let mut scenarios = JoinSet::new();
     for (number, while_down) in [WhileDown::WaitForAttempt, WhileDown::Fail, WhileDown::Queue].into_iter().enumerate() {
         for round in 0..4 {
-            plays.spawn(play(seed + (number * 4 + round) as u64, while_down, round % 2 == 0));
+            scenarios.spawn(run_scenario(seed + (number * 4 + round) as u64, while_down, round % 2 == 0));
         }
     }
-    let counts = plays.join_all().await;
+    let counts = scenarios.join_all().await;
     let sum = counts.iter().fold([0; 3], |sum, counts| std::array::from_fn(|kind| sum[kind] + counts[kind]));
     println!("served, never sent, perhaps executed: {sum:?}");
     assert!(sum.iter().all(|sum| *sum > 0), "{sum:?}");

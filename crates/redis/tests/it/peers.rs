@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidewire_redis::resp::DecoderOptions;
 use tidewire_redis::{
-    Client, Command, ConnectionError, Error, Login, Options, Outcome, Phase, Pipeline, State, Value, WhileDown,
-    commands,
+    Client, Command, ConnectionError, ConnectionState, Error, Login, Options, Pipeline, RequestOutcome, RequestPhase,
+    Value, WhileDown, commands,
 };
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,7 +23,7 @@ fn source(error: &Error) -> String {
 }
 
 #[tokio::test]
-async fn an_http_server_is_detected_and_retried() {
+async fn http_server_is_detected_and_retried() {
     let server = Scripted::start(|mut stream, _| async move {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
         let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -32,16 +32,16 @@ async fn an_http_server_is_detected_and_retried() {
     let client = Client::start(options(server.port()));
     let error = client.send(command(&["PING"])).await.unwrap_err();
     // The request was not even sent, so this is not about its reply.
-    assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+    assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}");
     assert!(source(&error).contains("'H'"), "{}", source(&error));
     let mut status = client.status();
-    let status = status.wait_for(|status| status.state == State::Failed).await.unwrap();
+    let status = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap();
     assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Protocol(_))), "{status:?}");
     assert_eq!(status.generation, 0);
 }
 
 #[tokio::test]
-async fn a_server_that_is_silent_or_closes_is_retried() {
+async fn server_that_is_silent_or_closes_is_retried() {
     for is_silent in [true, false] {
         let server = Scripted::start(move |mut stream, _| async move {
             if is_silent {
@@ -52,9 +52,9 @@ async fn a_server_that_is_silent_or_closes_is_retried() {
         let options = options(server.port()).connect_timeout(Duration::from_millis(30));
         let client = Client::start(options);
         let error = client.send(command(&["PING"])).await.unwrap_err();
-        assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+        assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}");
         let mut status = client.status();
-        let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
+        let failed = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap().clone();
         let is_late = matches!(failed.last_error.as_deref(), Some(ConnectionError::ConnectTimedOut));
         assert_eq!(is_late, is_silent, "{failed:?}");
         tidewire_testkit::wait_until_async("it is tried again", PATIENCE, async || server.accepted() > 3).await;
@@ -62,12 +62,12 @@ async fn a_server_that_is_silent_or_closes_is_retried() {
 }
 
 #[tokio::test]
-async fn a_server_without_hello_uses_resp2() {
+async fn server_without_hello_uses_resp2() {
     for refusal in ["-ERR unknown command 'HELLO'\r\n", "-NOPROTO unsupported protocol version\r\n"] {
         let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-        let heard = std::sync::Arc::clone(&said);
+        let received = std::sync::Arc::clone(&said);
         let server = Scripted::answering(move |words, _| {
-            heard.lock().unwrap().push(words.join(" "));
+            received.lock().unwrap().push(words.join(" "));
             match &*words[0] {
                 "HELLO" => refusal.to_owned(),
                 "GET" => "$-1\r\n".to_owned(),
@@ -85,7 +85,7 @@ async fn a_server_without_hello_uses_resp2() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_ready_is_retried_and_a_refusal_is_final() {
+async fn loading_server_is_retried_and_refusal_is_final() {
     for (words, is_for_good) in [
         ("-ERR max number of clients reached\r\n", false),
         ("-LOADING Redis is loading the dataset in memory\r\n", false),
@@ -105,8 +105,8 @@ async fn a_server_that_is_not_ready_is_retried_and_a_refusal_is_final() {
         if is_for_good {
             // It is not an answer to the request, which was never sent.
             let error = ended.unwrap_err();
-            assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
-            client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
+            assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}");
+            client.status().wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
             assert_eq!(server.accepted(), 1);
         } else {
             assert_eq!(ended.unwrap(), Value::Simple("PONG".into()), "{words}");
@@ -116,7 +116,7 @@ async fn a_server_that_is_not_ready_is_retried_and_a_refusal_is_final() {
 }
 
 #[tokio::test]
-async fn an_old_server_without_the_password_refuses_the_handshake() {
+async fn old_server_rejects_handshake_without_password() {
     // It checks the name of a command before the authentication.
     let server = Scripted::answering(|words, _| match &*words[0] {
         "HELLO" => "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n".to_owned(),
@@ -125,14 +125,14 @@ async fn an_old_server_without_the_password_refuses_the_handshake() {
     .await;
     let client = Client::start(options(server.port()));
     let error = client.send(command(&["PING"])).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+    assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}");
     let mut status = client.status();
-    let closed = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    let closed = status.wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
     assert!(matches!(closed.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{closed:?}");
 }
 
 #[tokio::test]
-async fn an_unexpected_reply_goes_to_no_request() {
+async fn unexpected_reply_goes_to_no_request() {
     // Two replies to the first command on the first connection.
     let server = Scripted::answering(move |words, connection| match (greeting(words), connection) {
         (Some(reply), _) => reply,
@@ -156,10 +156,10 @@ async fn replies_are_delivered_after_a_write_error() {
     const ASKED: usize = 100;
     // It answers all requests at once, and closes before another one can be sent.
     let server = Scripted::start(|mut stream, _| async move {
-        let heard = AtomicUsize::new(0);
+        let received = AtomicUsize::new(0);
         answer(&mut stream, |words| match greeting(words) {
             Some(reply) => Some(reply),
-            None => (heard.fetch_add(1, SeqCst) + 1 < ASKED).then(String::new),
+            None => (received.fetch_add(1, SeqCst) + 1 < ASKED).then(String::new),
         })
         .await;
         stream.set_zero_linger().unwrap();
@@ -168,7 +168,7 @@ async fn replies_are_delivered_after_a_write_error() {
     .await;
     let options = options(server.port()).while_down(WhileDown::Fail);
     let client = Client::start(options);
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     let mut asked = JoinSet::new();
     for _ in 0..ASKED {
         let client = client.clone();
@@ -186,7 +186,7 @@ async fn replies_are_delivered_after_a_write_error() {
 }
 
 #[tokio::test]
-async fn a_reply_above_the_limit_fails_only_its_request() {
+async fn reply_above_the_limit_fails_only_its_request() {
     let server = RedisServer::start();
     let options = options(server.port()).decoder(DecoderOptions::default().max_bulk(1000));
     let client = Client::start(options);
@@ -200,7 +200,7 @@ async fn a_reply_above_the_limit_fails_only_its_request() {
     let long = long.unwrap_err();
     assert!(matches!(long, Error::Protocol(_)), "{long:?}");
     let after = after.unwrap_err();
-    assert!(matches!(after, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{after:?}");
+    assert!(matches!(after, Error::Lost { outcome: RequestOutcome::MaybeExecuted, .. }), "{after:?}");
     let mut status = client.status();
     let open = status.wait_for(|status| status.generation == 2).await.unwrap().clone();
     assert!(matches!(open.last_error.as_deref(), Some(ConnectionError::Protocol(_))), "{open:?}");
@@ -208,7 +208,7 @@ async fn a_reply_above_the_limit_fails_only_its_request() {
 }
 
 #[tokio::test]
-async fn an_invalid_late_reply_is_not_the_error_of_another_request() {
+async fn invalid_late_reply_is_not_the_error_of_another_request() {
     // The first reply comes after the second command, and is invalid.
     let server = Scripted::answering(move |words, _| match greeting(words) {
         Some(reply) => reply,
@@ -218,10 +218,10 @@ async fn an_invalid_late_reply_is_not_the_error_of_another_request() {
     })
     .await;
     let client = Client::start(options(server.port()));
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     let hasty = client.with_timeout(Duration::from_millis(50));
     let late = hasty.send(command(&["ECHO", "late"])).await.unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Waiting }), "{late:?}");
     let next = client.send(command(&["ECHO", "next"])).await.unwrap_err();
     assert!(matches!(next, Error::Lost { .. }), "{next:?}");
 }
@@ -255,7 +255,7 @@ async fn unix_sockets_work() {
     client.send(command(&["SET", "k", "v"])).await.unwrap();
     assert_eq!(server.cli(["-n", "2", "GET", "k"]).trim(), "v");
     server.kill();
-    client.status().wait_for(|status| status.state != State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state != ConnectionState::Open).await.unwrap();
     server.restart();
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
     assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
@@ -271,7 +271,7 @@ async fn input_after_the_handshake_goes_to_no_request() {
     .await;
     let client = Client::start(options(server.port()));
     let mut status = client.status();
-    status.wait_for(|status| status.state == State::Open && status.generation == 2).await.unwrap();
+    status.wait_for(|status| status.state == ConnectionState::Open && status.generation == 2).await.unwrap();
     assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }
 
@@ -291,7 +291,7 @@ fn timers(port: u16) -> Vec<(String, u64)> {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn an_idle_connection_has_keepalive() {
+async fn idle_connection_has_keepalive() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     client.send(command(&["PING"])).await.unwrap();

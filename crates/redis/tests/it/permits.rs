@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Outcome, Phase, Pipeline, Request, State, Value, WhenFull, WhileDown};
+use tidewire_redis::{
+    Client, ConnectionState, Error, Pipeline, Request, RequestOutcome, RequestPhase, Value, WhenFull, WhileDown,
+};
 use tidewire_testkit::{End, FaultProxy, PATIENCE, RedisServer, wait_until_async};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -19,7 +21,7 @@ async fn mute() -> Scripted {
 }
 
 #[tokio::test]
-async fn a_close_rejects_requests_that_wait_for_a_permit() {
+async fn close_rejects_requests_that_wait_for_a_permit() {
     let server = mute().await;
     let options = options(server.port()).max_in_flight(1).timeout(Duration::MAX);
     let client = Client::start(options);
@@ -36,17 +38,17 @@ async fn a_close_rejects_requests_that_wait_for_a_permit() {
     // The first request is not answered, so there is no permit, and the others do not wait for one any more.
     for other in others {
         let ended = tokio::time::timeout(PATIENCE / 4, other).await.expect("it fails at once").unwrap();
-        assert!(matches!(ended, Err(Error::Closed { outcome: Outcome::NeverSent })), "{ended:?}");
+        assert!(matches!(ended, Err(Error::Closed { outcome: RequestOutcome::NeverSent })), "{ended:?}");
     }
-    assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closing, 1));
+    assert_eq!((client.status().borrow().state, client.stats().in_flight), (ConnectionState::Closing, 1));
     client.close(Duration::ZERO).await;
     closing.await.unwrap();
-    assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+    assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::MaybeExecuted })));
     assert_eq!(client.stats().in_flight, 0);
 }
 
 #[tokio::test]
-async fn a_closed_client_reports_closed_and_not_full() {
+async fn closed_client_reports_closed_and_not_full() {
     let server = mute().await;
     for when_full in [WhenFull::Fail, WhenFull::Wait] {
         let options = options(server.port()).max_in_flight(1).when_full(when_full).timeout(Duration::MAX);
@@ -57,9 +59,9 @@ async fn a_closed_client_reports_closed_and_not_full() {
             let client = client.clone();
             async move { client.close(Duration::MAX).await }
         });
-        client.status().wait_for(|status| status.state == State::Closing).await.unwrap();
+        client.status().wait_for(|status| status.state == ConnectionState::Closing).await.unwrap();
         let refused = client.send(command(&["PING"])).await;
-        assert!(matches!(refused, Err(Error::Closed { outcome: Outcome::NeverSent })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Closed { outcome: RequestOutcome::NeverSent })), "{refused:?}");
         client.close(Duration::ZERO).await;
         closing.await.unwrap();
         assert!(first.await.unwrap().is_err());
@@ -68,7 +70,7 @@ async fn a_closed_client_reports_closed_and_not_full() {
 }
 
 #[tokio::test]
-async fn an_abandoned_request_returns_its_permit_in_an_outage() {
+async fn abandoned_request_returns_its_permit_in_an_outage() {
     let port = RedisServer::start().port();
     let options = options(port)
         .max_in_flight(1)
@@ -80,7 +82,7 @@ async fn an_abandoned_request_returns_its_permit_in_an_outage() {
     let mut states = client.states();
     // The second failure is followed by the long delay.
     for _ in 0..2 {
-        while states.next().await.unwrap().state != State::Failed {}
+        while states.next().await.unwrap().state != ConnectionState::Failed {}
     }
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
@@ -94,7 +96,7 @@ async fn an_abandoned_request_returns_its_permit_in_an_outage() {
     wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == len)
         .await;
     client.close(Duration::ZERO).await;
-    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
     assert_eq!(client.stats().in_flight, 0);
 }
 
@@ -120,7 +122,7 @@ impl Stuck {
 }
 
 #[tokio::test]
-async fn an_abandoned_request_returns_its_permit_behind_a_stuck_one() {
+async fn abandoned_request_returns_its_permit_behind_a_stuck_one() {
     let Stuck { client, request: stuck, size: first, _server } = Stuck::new().await;
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
@@ -134,13 +136,13 @@ async fn an_abandoned_request_returns_its_permit_behind_a_stuck_one() {
     wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == both)
         .await;
     client.close(Duration::ZERO).await;
-    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
-    assert!(matches!(stuck.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
+    assert!(matches!(stuck.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::MaybeExecuted })));
     assert_eq!(client.stats().in_flight, 0);
 }
 
 #[tokio::test]
-async fn an_abandoned_request_returns_its_permit_after_one_that_cannot() {
+async fn abandoned_request_returns_its_permit_after_a_partly_written_one() {
     let Stuck { client, request: stuck, size: first, _server } = Stuck::new().await;
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
@@ -157,7 +159,7 @@ async fn an_abandoned_request_returns_its_permit_after_one_that_cannot() {
     wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == both)
         .await;
     client.close(Duration::ZERO).await;
-    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
     assert_eq!(client.stats().in_flight, 0);
 }
 
@@ -169,7 +171,7 @@ async fn waiting_requests_fail_or_are_served_when_the_connection_is_lost() {
         let options = options(proxy.addr().port()).max_in_flight(2).while_down(while_down);
         let client = Client::start(options);
         for turn in 0..30 {
-            client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+            client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
             let mut asked = JoinSet::new();
             for number in 0..20 {
                 let (client, text) = (client.clone(), format!("{turn}-{number}"));
@@ -189,7 +191,7 @@ async fn waiting_requests_fail_or_are_served_when_the_connection_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_request_is_not_starved_by_small_ones() {
+async fn large_request_is_not_starved_by_small_ones() {
     let server = RedisServer::start();
     let options = options(server.port()).max_in_flight(8);
     let client = Client::start(options);
@@ -228,11 +230,11 @@ async fn retrying_a_rejected_request_does_not_starve_other_tasks() {
 }
 
 #[tokio::test]
-async fn a_request_that_timed_out_keeps_its_permit_until_its_reply() {
+async fn request_that_timed_out_keeps_its_permit_until_its_reply() {
     let server = RedisServer::start();
     let options = options(server.port()).max_in_flight(3).connect_timeout(PATIENCE);
     let client = Client::start(options);
-    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client.status().wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     server.pause();
     let hasty = client.with_timeout(Duration::from_millis(30));
     let late = async || match hasty.send(command(&["INCR", "a"])).await {
@@ -241,10 +243,10 @@ async fn a_request_that_timed_out_keeps_its_permit_until_its_reply() {
     };
     let mut sent = 0;
     while sent < 3 {
-        sent += usize::from(late().await == Phase::Waiting);
+        sent += usize::from(late().await == RequestPhase::Waiting);
     }
     // The server will execute three, so that a fourth would be one too many.
-    assert_eq!([late().await, late().await], [Phase::Queued, Phase::Queued]);
+    assert_eq!([late().await, late().await], [RequestPhase::Queued, RequestPhase::Queued]);
     assert_eq!(client.stats().in_flight, 3);
     server.resume();
     wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// The doctest of the crate root runs against a real server. Its visible lines are the example in the README.
 #[test]
-fn the_example_is_the_doctest_of_the_crate_root() {
+fn readme_example_equals_the_doctest_of_the_crate_root() {
     let (_, rest) = include_str!("../../README.md").split_once("```rust\n").unwrap();
     let (readme, _) = rest.split_once("```").unwrap();
     let lines = include_str!("../../src/lib.rs").lines().skip_while(|line| *line != "//! ```").skip(1);

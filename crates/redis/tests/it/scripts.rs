@@ -6,7 +6,7 @@ use tidewire_testkit::RedisServer;
 use crate::servers::options;
 
 #[tokio::test]
-async fn a_script_runs_once_if_it_is_cached_or_not() {
+async fn script_runs_once_whether_cached_or_not() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let counting = Script::new("return redis.call('INCR', KEYS[1])");
@@ -25,7 +25,7 @@ async fn a_script_runs_once_if_it_is_cached_or_not() {
 }
 
 #[tokio::test]
-async fn a_missing_script_in_a_pipeline_is_the_error_of_one_command() {
+async fn missing_script_in_a_pipeline_is_the_error_of_one_command() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let script = Script::new("return redis.call('INCR', KEYS[1])");

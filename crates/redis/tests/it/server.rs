@@ -86,7 +86,7 @@ fn all_types_of_a_real_server_are_decoded() {
 }
 
 #[test]
-fn a_real_push_is_decoded_between_replies() {
+fn real_push_is_decoded_between_replies() {
     let server = RedisServer::start();
     let mut redis = Conversation::with(&server, DecoderOptions::default());
     redis.ask("HELLO 3");

@@ -1,7 +1,7 @@
 //! Commands that cannot be sent over a shared connection.
 
 use tidewire_redis::sharing::Hazard;
-use tidewire_redis::{Client, Command, CommandError, Error, Ignore, Outcome, Pipeline, commands};
+use tidewire_redis::{Client, Command, CommandError, Error, Ignore, Pipeline, RequestOutcome, commands};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 
 use crate::servers::options;
@@ -100,7 +100,7 @@ async fn rejected_commands_do_not_affect_other_tasks() {
                 client.send(commands::echo(number + 1)),
             );
             for error in [alone.unwrap_err(), among.unwrap_err()] {
-                assert_eq!((harm(&error), error.outcome()), (expected, Some(Outcome::NeverSent)), "{words}");
+                assert_eq!((harm(&error), error.outcome()), (expected, Some(RequestOutcome::NeverSent)), "{words}");
                 assert!(!error.is_retryable());
             }
             assert_eq!((before.unwrap(), after.unwrap()), (number.to_string().into(), (number + 1).to_string().into()));

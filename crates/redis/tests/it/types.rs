@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use tidewire_redis::Value;
 use tidewire_redis::resp::{Attributed, Decoder, DecoderOptions, EncodeError, Message, Version};
 
-use crate::wire::{hear, keeping};
+use crate::wire::{decode_pieces, keeping};
 
 /// Decodes the only reply of a stream, whole and byte by byte.
 fn reply(wire: &str) -> Value {
@@ -12,12 +12,12 @@ fn reply(wire: &str) -> Value {
 }
 
 fn replies(options: DecoderOptions, wire: &str) -> Vec<Value> {
-    let heard = hear(options, wire.as_bytes(), &[1]);
+    let received = decode_pieces(options, wire.as_bytes(), &[1]);
     if !wire.contains("nan") {
-        assert_eq!(heard, hear(options, wire.as_bytes(), &[]));
+        assert_eq!(received, decode_pieces(options, wire.as_bytes(), &[]));
     }
-    assert_eq!(heard.1, Ok(()), "{wire:?}");
-    heard
+    assert_eq!(received.1, Ok(()), "{wire:?}");
+    received
         .0
         .into_iter()
         .map(|message| if let Message::Reply(value) = message { value } else { panic!("{message:?}") })
@@ -130,13 +130,13 @@ fn attributes_belong_to_the_value_after_them() {
 }
 
 #[test]
-fn a_push_is_decoded_between_replies() {
+fn push_is_decoded_between_replies() {
     let wire = b"+a\r\n>2\r\n+message\r\n*1\r\n$1\r\nx\r\n|1\r\n+a\r\n+b\r\n>0\r\n*1\r\n:1\r\n";
     let push = Message::Push(vec![simple("message"), Value::Array(vec!["x".into()])]);
     let expected =
         vec![Message::Reply(simple("a")), push, Message::Push(vec![]), Message::Reply(Value::Array(vec![1.into()]))];
-    assert_eq!(hear(keeping(), wire, &[]), (expected.clone(), Ok(())));
-    assert_eq!(hear(keeping(), wire, &[1]), (expected, Ok(())));
+    assert_eq!(decode_pieces(keeping(), wire, &[]), (expected.clone(), Ok(())));
+    assert_eq!(decode_pieces(keeping(), wire, &[1]), (expected, Ok(())));
 }
 
 #[test]

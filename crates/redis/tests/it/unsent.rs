@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewire_redis::{Client, ConnectionError, Error, Outcome, Phase, Request, Value, WhileDown};
+use tidewire_redis::{Client, ConnectionError, Error, Request, RequestOutcome, RequestPhase, Value, WhileDown};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::servers::{Scripted, answer, command, greeting, options};
 
 /// The names and first arguments of the commands that a server has read.
-type Heard = Arc<Mutex<Vec<String>>>;
+type Received = Arc<Mutex<Vec<String>>>;
 
 /// Completes the handshake, and reads nothing after it.
 async fn greet(stream: &mut TcpStream) {
@@ -22,11 +22,11 @@ async fn greet(stream: &mut TcpStream) {
 }
 
 /// Answers and records all commands.
-async fn hear(stream: &mut TcpStream, heard: &Heard) {
+async fn answer_and_record(stream: &mut TcpStream, received: &Received) {
     answer(stream, |words| {
         let is_greeting = greeting(words);
         if is_greeting.is_none() {
-            heard.lock().unwrap().push(words[..words.len().min(2)].join(" "));
+            received.lock().unwrap().push(words[..words.len().min(2)].join(" "));
         }
         is_greeting.or_else(|| Some("+OK\r\n".to_owned()))
     })
@@ -46,16 +46,16 @@ fn long() -> Request<Value> {
 }
 
 #[tokio::test]
-async fn a_request_past_its_deadline_behind_a_stuck_one_is_not_sent() {
-    let (heard, goes_on) = (Heard::default(), Arc::new(Notify::new()));
+async fn request_past_its_deadline_behind_a_stuck_one_is_not_sent() {
+    let (received, goes_on) = (Received::default(), Arc::new(Notify::new()));
     let server = Scripted::start({
-        let (heard, goes_on) = (Arc::clone(&heard), Arc::clone(&goes_on));
+        let (received, goes_on) = (Arc::clone(&received), Arc::clone(&goes_on));
         move |mut stream, _| {
-            let (heard, goes_on) = (Arc::clone(&heard), Arc::clone(&goes_on));
+            let (received, goes_on) = (Arc::clone(&received), Arc::clone(&goes_on));
             async move {
                 greet(&mut stream).await;
                 goes_on.notified().await;
-                hear(&mut stream, &heard).await;
+                answer_and_record(&mut stream, &received).await;
             }
         }
     })
@@ -68,24 +68,24 @@ async fn a_request_past_its_deadline_behind_a_stuck_one_is_not_sent() {
     // The connection takes all of them together.
     tokio::spawn(connection.run());
     let late = late.await.unwrap().unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Queued }), "{late:?}");
     goes_on.notify_one();
     assert!(stuck.await.unwrap().is_ok() && last.await.unwrap().is_ok());
-    assert_eq!(*heard.lock().unwrap(), ["SET long", "INCR last"]);
+    assert_eq!(*received.lock().unwrap(), ["SET long", "INCR last"]);
     wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
 }
 
 /// A server whose first connection does not read and is cut on demand. The others read, or are closed at once.
-async fn cut_once(cut: &Arc<Notify>, heard: &Heard, hears: bool) -> Scripted {
-    let (heard, cut) = (Arc::clone(heard), Arc::clone(cut));
+async fn cut_once(cut: &Arc<Notify>, received: &Received, is_answered: bool) -> Scripted {
+    let (received, cut) = (Arc::clone(received), Arc::clone(cut));
     Scripted::start(move |mut stream, number| {
-        let (heard, cut) = (Arc::clone(&heard), Arc::clone(&cut));
+        let (received, cut) = (Arc::clone(&received), Arc::clone(&cut));
         async move {
             if number == 0 {
                 greet(&mut stream).await;
                 cut.notified().await;
-            } else if hears {
-                hear(&mut stream, &heard).await;
+            } else if is_answered {
+                answer_and_record(&mut stream, &received).await;
             }
         }
     })
@@ -94,8 +94,8 @@ async fn cut_once(cut: &Arc<Notify>, heard: &Heard, hears: bool) -> Scripted {
 
 #[tokio::test]
 async fn unsent_requests_are_first_on_the_next_connection() {
-    let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
-    let server = cut_once(&cut, &heard, true).await;
+    let (received, cut) = (Received::default(), Arc::new(Notify::new()));
+    let server = cut_once(&cut, &received, true).await;
     let options = options(server.port()).while_down(WhileDown::Queue).connect_timeout(PATIENCE);
     let (client, connection) = Client::new(options);
     let hasty = client.with_timeout(Duration::from_secs(1));
@@ -106,17 +106,17 @@ async fn unsent_requests_are_first_on_the_next_connection() {
     let queued = ask(&client, command(&["INCR", "queued"]), 1).await;
     // A probe is queued now. It is not sent on the next connection.
     let late = stuck.await.unwrap().unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Writing }), "{late:?}");
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Writing }), "{late:?}");
     cut.notify_one();
     assert!(taken.await.unwrap().is_ok() && queued.await.unwrap().is_ok());
-    assert_eq!(*heard.lock().unwrap(), ["INCR taken", "INCR queued"]);
+    assert_eq!(*received.lock().unwrap(), ["INCR taken", "INCR queued"]);
     assert_eq!(client.stats().in_flight, 0);
 }
 
 #[tokio::test]
 async fn unsent_requests_keep_their_deadline() {
-    let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
-    let server = cut_once(&cut, &heard, false).await;
+    let (received, cut) = (Received::default(), Arc::new(Notify::new()));
+    let server = cut_once(&cut, &received, false).await;
     let options = options(server.port())
         .while_down(WhileDown::Queue)
         .min_backoff(Duration::from_hours(1))
@@ -129,14 +129,14 @@ async fn unsent_requests_keep_their_deadline() {
     wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
     cut.notify_one();
     let lost = stuck.await.unwrap().unwrap_err();
-    assert!(matches!(lost, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{lost:?}");
+    assert!(matches!(lost, Error::Lost { outcome: RequestOutcome::MaybeExecuted, .. }), "{lost:?}");
     let late = tokio::time::timeout(PATIENCE / 4, late).await.expect("it ends at its deadline").unwrap().unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Connecting }), "{late:?}");
+    assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Connecting }), "{late:?}");
     assert_eq!(client.stats().in_flight, 0);
 }
 
 #[tokio::test]
-async fn a_reply_does_not_go_to_an_unsent_request() {
+async fn reply_does_not_go_to_an_unsent_request() {
     let server = Scripted::start(|mut stream, _| async move {
         greet(&mut stream).await;
         // The server has read the beginning of the first request, and nothing of the second.
@@ -153,7 +153,7 @@ async fn a_reply_does_not_go_to_an_unsent_request() {
     assert_eq!(first.await.unwrap().unwrap(), Value::Simple("FIRST".into()));
     let second = second.await.unwrap().unwrap_err();
     assert!(
-        matches!(second, Error::Lost { outcome: Outcome::NeverSent, source: ConnectionError::UnexpectedReply }),
+        matches!(second, Error::Lost { outcome: RequestOutcome::NeverSent, source: ConnectionError::UnexpectedReply }),
         "{second:?}"
     );
 }

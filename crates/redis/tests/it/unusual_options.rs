@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewire_redis::observe::SlowHook;
 use tidewire_redis::resp::DecoderOptions;
-use tidewire_redis::{Client, Options, State, WhenFull, WhileDown};
+use tidewire_redis::{Client, ConnectionState, Options, WhenFull, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer};
 
 use crate::servers::{command, options};
@@ -58,12 +58,12 @@ async fn every_request_ends_with_unusual_options() {
         let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::MAX)).await;
         closed.unwrap_or_else(|_| panic!("{what}: it does not close"));
         running.await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closed, 0), "{what}");
+        assert_eq!((client.status().borrow().state, client.stats().in_flight), (ConnectionState::Closed, 0), "{what}");
     }
 }
 
 #[tokio::test]
-async fn a_panic_in_the_slow_hook_affects_only_its_caller() {
+async fn panic_in_the_slow_hook_affects_only_its_caller() {
     let server = RedisServer::start();
     let options = options(server.port())
         .max_in_flight(1)

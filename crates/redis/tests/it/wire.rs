@@ -7,10 +7,10 @@ use tidewire_redis::Value;
 use tidewire_redis::resp::{Attributed, DecodeError, Decoder, DecoderOptions, Message, Version};
 
 /// The messages of a stream, and the error or the result of `finish`.
-pub(crate) type Heard = (Vec<Message>, Result<(), DecodeError>);
+pub(crate) type Received = (Vec<Message>, Result<(), DecodeError>);
 
 /// Decodes `wire` in pieces of these sizes, repeated. Without sizes, all at once.
-pub(crate) fn hear(options: DecoderOptions, wire: &[u8], sizes: &[usize]) -> Heard {
+pub(crate) fn decode_pieces(options: DecoderOptions, wire: &[u8], sizes: &[usize]) -> Received {
     let (mut decoder, mut input, mut messages) = (Decoder::new(options), BytesMut::new(), Vec::new());
     let (mut rest, mut sizes) = (wire, sizes.iter().cycle());
     while !rest.is_empty() {
