@@ -75,7 +75,7 @@ pub struct Claimed {
     pub next: StreamId,
     /// The entries that were transferred.
     pub entries: Vec<StreamEntry>,
-    /// The IDs of entries that do not exist any more. Empty before Redis 7.
+    /// The IDs of entries that no longer exist. Empty before Redis 7.
     pub deleted: Vec<StreamId>,
 }
 
@@ -172,7 +172,7 @@ pub fn xgroup_createconsumer(key: impl ToArgument, group: impl ToArgument, consu
     Command::new("XGROUP").arg("CREATECONSUMER").arg(key).arg(group).arg(consumer).returning()
 }
 
-/// Deletes a consumer and returns the number of its pending entries, which cannot be claimed any more.
+/// Deletes a consumer and returns the number of its pending entries, which can no longer be claimed.
 pub fn xgroup_delconsumer(key: impl ToArgument, group: impl ToArgument, consumer: impl ToArgument) -> Request<u64> {
     Command::new("XGROUP").arg("DELCONSUMER").arg(key).arg(group).arg(consumer).returning()
 }

@@ -47,7 +47,7 @@ use crate::resp::Value;
 /// - Enums are read from the name of a variant without fields, booleans from 0 and 1, and `Vec<u8>` from a string.
 /// - Flattened fields and untagged enums are read without knowing their type, so numbers of a hash are strings there.
 ///
-/// [`Fields`](crate::Fields) writes what this reads.
+/// [`Fields`](crate::Fields) is the counterpart for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Serde<T>(pub T);
 
@@ -66,7 +66,7 @@ impl serde::de::Error for ConversionError {
 
 struct Source {
     value: Value,
-    /// Whether it is the reply as a whole.
+    /// Whether this is the whole reply and not an element of it.
     is_whole: bool,
 }
 

@@ -11,14 +11,14 @@ use crate::sync::lock;
 /// The number of buckets of a [`Latency`].
 const BUCKETS: usize = 26;
 
-/// What a client has done so far, and what it is doing. Made by [`Client::stats`](crate::Client::stats).
+/// Statistics of a client. Returned by [`Client::stats`](crate::Client::stats).
 ///
-/// Counters never decrease. The connection publishes its counters when it waits for the socket, so under load they are a moment
-/// old.
+/// Counters never decrease. The connection publishes its counters when it waits for the socket, so under load they may lag
+/// slightly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Requests wholly written. A pipeline is one request.
+    /// Requests that were written completely. A pipeline is one request.
     pub requests: u64,
     /// Replies read, including those whose caller has gone away. A pipeline has one for each command.
     pub replies: u64,
@@ -38,7 +38,7 @@ pub struct ClientStats {
     pub timeouts: TimeoutStats,
     /// The time from submission until a connection took the request.
     pub queue_latency: Latency,
-    /// The time from there until the request was wholly written.
+    /// The time from there until the request was written completely.
     pub write_latency: Latency,
     /// The time from there until the last reply was read.
     pub reply_latency: Latency,
@@ -53,13 +53,13 @@ pub struct ClientStats {
 /// The counters of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Counted directly, because these events are rare. What the connection counts is zero here.
+    /// Rare events, which are counted directly. The counters of the connection are zero here.
     rare: Mutex<ClientStats>,
-    /// As the connection has published them.
+    /// The counters that the connection has published.
     connection: Mutex<ConnectionStats>,
 }
 
-/// What a connection counts on its own task, without a lock.
+/// The counters of a connection, updated by its task without a lock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ConnectionStats {
     pub(crate) requests: u64,
@@ -73,7 +73,7 @@ pub(crate) struct ConnectionStats {
 }
 
 impl Counters {
-    /// Counts an event that is rare.
+    /// Counts a rare event.
     pub(crate) fn count(&self, add: impl FnOnce(&mut ClientStats)) {
         add(&mut lock(&self.rare));
     }

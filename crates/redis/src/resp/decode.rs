@@ -46,7 +46,7 @@ pub struct Decoder {
     failed: Option<DecodeError>,
 }
 
-/// What the front of the input is.
+/// The kind of data at the front of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Next {
     /// The first line of a value.
@@ -100,8 +100,8 @@ impl Decoder {
     /// The complete parts of an incomplete message are taken from the input, too. So one decoder must see the whole stream, and
     /// nothing else may take bytes from the input.
     ///
-    /// A full `input` is grown for the rest of a long string. A reader that reads into the free capacity, and reserves memory itself
-    /// only if there is none, leaves the bound on memory to the decoder.
+    /// A full `input` is grown for the rest of a long string. To let the decoder limit the memory, a reader should read into the free
+    /// capacity, and reserve memory itself only if the capacity is exhausted.
     ///
     /// # Errors
     ///
@@ -206,8 +206,8 @@ impl Decoder {
         is_whole.then_some((head, len))
     }
 
-    /// Takes a run of strings of the innermost aggregate, except its last element. Splitting them off together costs half as much
-    /// as one by one.
+    /// Takes a run of strings of the innermost aggregate, except its last element. Splitting them off together costs half as much as
+    /// separately.
     fn strings(&mut self, input: &mut BytesMut) {
         if input.first() != Some(&b'$') {
             return;
@@ -552,7 +552,7 @@ fn line_break(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Grows a full `input` that will hold `whole` bytes: to twice what has arrived, at most to what is needed, and the read-ahead.
+/// Grows a full `input` that will hold `whole` bytes: to twice its length, but at most to the bytes needed plus the read-ahead.
 /// `BytesMut::reserve` would double beyond that.
 fn grow(input: &mut BytesMut, whole: usize) {
     if input.len() < input.capacity() {

@@ -19,7 +19,7 @@ pub enum Version {
     Resp3,
 }
 
-/// Why a value cannot be encoded.
+/// Error of encoding a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {

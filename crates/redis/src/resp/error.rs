@@ -1,6 +1,6 @@
 //! Errors in the input of a decoder.
 
-/// Why a stream cannot be decoded any further.
+/// Error of decoding a stream, which cannot be decoded further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} (at byte {offset} of the stream)")]
 #[non_exhaustive]

@@ -9,10 +9,10 @@ const MAX_DEPTH: usize = 512;
 pub struct DecoderOptions {
     /// The longest string in bytes, in chunks or not. Default: 512 MiB, the default limit of Redis.
     pub max_bulk: usize,
-    /// The number of elements of one reply, nested ones included. A pair of a map counts twice, and an attribute adds one. Default:
-    /// 1 048 576, which is about 40 MiB without the strings. Use `SCAN` and its relatives to read more.
+    /// The number of elements of one reply, including nested ones. A pair of a map counts twice, and an attribute adds one. Default:
+    /// 1 048 576, which is about 40 MiB without the strings. Use `SCAN`, `HSCAN`, `SSCAN` or `ZSCAN` to read more.
     pub max_elements: usize,
-    /// The levels of nested aggregates, at most 512. Default: 64, more than any reply of Redis or a sensible script has.
+    /// The levels of nested aggregates, at most 512. Default: 64, more than any reply of Redis or of a typical script has.
     pub max_depth: usize,
     /// The longest line in bytes: a simple string, an error, a number. Default: 64 KiB, the limit of Redis.
     pub max_line: usize,

@@ -117,10 +117,10 @@ async fn close_ends_the_connection_in_every_state() {
         let error = pending.await.unwrap().unwrap_err();
         match state {
             ConnectionState::Open => {
-                assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}")
+                assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}");
             }
             ConnectionState::Failed => {
-                assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}")
+                assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}");
             }
             _ => assert!(matches!(error, Error::Closed { outcome: RequestOutcome::NeverSent }), "{state:?} {error:?}"),
         }
