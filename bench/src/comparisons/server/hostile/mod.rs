@@ -13,7 +13,7 @@ use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
 
 use self::attack::Attack;
 use self::attacker::{Attacker, IN_FLIGHT};
-use self::paced::{LANES, Operation, Pace, PacedLoad};
+use self::paced::{CONNECTIONS, Operation, Pace, PacedLoad};
 use super::super::Effort;
 use super::super::store::folder;
 use super::archive;
@@ -65,7 +65,7 @@ fn workload(name: &'static str, operation: Operation, effort: Effort) -> Workloa
             "{} One is due every {:?}, {} in all. A latency starts when the operation was due. Meanwhile one other connection keeps \
              {IN_FLIGHT} requests in flight. Each contender is another kind of request: cheap store.get requests for `ordinary`, \
              and for the others requests that are costly for the server, most of them over a bucket of {} records of {} bytes \
-             without indexes. A refusal counts as an answer. {}{disk}",
+             without indexes. A rejected request counts as answered. {}{disk}",
             operation.about(),
             size.pace.interval,
             size.pace.operations(),
@@ -81,7 +81,7 @@ fn workload(name: &'static str, operation: Operation, effort: Effort) -> Workloa
 
 fn measure(meter: Meter, operation: Operation, attack: Attack, size: Size) -> Sample {
     let folder = operation.is_durable().then(folder::new);
-    let connections = LANES + 2;
+    let connections = CONNECTIONS + 2;
     let folder_path = folder.as_ref().map(tempfile::TempDir::path);
     let server = serving::start_with_archive(ROWS, size.records, connections, folder_path);
     on_load_core(|| {

@@ -18,7 +18,7 @@ use super::super::row::{self, BUCKET, FIRST_COUNT};
 use super::ROWS;
 
 /// The number of ordinary connections whose latency is measured.
-pub(super) const LANES: usize = 5;
+pub(super) const CONNECTIONS: usize = 5;
 
 /// What the ordinary connections do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) enum Operation {
 pub(super) struct Pace {
     /// The number of operations of each connection.
     pub(super) turns: u32,
-    /// The time from one operation to the next, which is that of the next connection.
+    /// The time from one operation to the next, which belongs to the next connection.
     pub(super) interval: Duration,
 }
 
@@ -50,9 +50,9 @@ struct Schedule {
 /// The ordinary connections.
 pub(super) struct PacedLoad {
     operation: Operation,
-    /// Measures a latency per operation of its lane.
-    lanes: Vec<Client>,
-    /// Updates the rows of all lanes; none if the lanes send the requests themselves.
+    /// The connections whose latency is measured.
+    connections: Vec<Client>,
+    /// Updates the rows of all connections. `None` if the connections send the requests themselves.
     writer: Option<Client>,
 }
 
@@ -73,38 +73,38 @@ impl Operation {
     /// What happens, in a sentence.
     pub(super) fn about(self) -> String {
         match self {
-            Self::Get => format!("store.get of one of {ROWS} rows on {LANES} connections."),
+            Self::Get => format!("store.get of one of {ROWS} rows on {CONNECTIONS} connections."),
             Self::Insert => {
                 format!(
-                    "store.insert of a row of {} bytes on {LANES} connections, durable before the reply.",
+                    "store.insert of a row of {} bytes on {CONNECTIONS} connections, durable before the reply.",
                     row::BYTES
                 )
             }
             Self::Push => format!(
-                "store.update of one of {LANES} rows, each of which another connection has subscribed to. A latency ends when the \
+                "store.update of one of {CONNECTIONS} rows, each of which another connection has subscribed to. A latency ends when the \
                  subscriber has read the push."
             ),
         }
     }
 
-    fn request(self, lane: usize, turn: u32) -> String {
+    fn request(self, connection: usize, turn: u32) -> String {
         match self {
-            Self::Get => get::request(1, self.row(lane, turn)),
+            Self::Get => get::request(1, self.row(connection, turn)),
             Self::Insert => {
-                let row = row::text(self.row(lane, turn));
+                let row = row::text(self.row(connection, turn));
                 format!(r#"{{"id":1,"type":"store.insert","bucket":"{BUCKET}","data":{row}}}"#)
             }
-            Self::Push => row::update(1, self.row(lane, turn), FIRST_COUNT + 1 + u64::from(turn)),
+            Self::Push => row::update(1, self.row(connection, turn), FIRST_COUNT + 1 + u64::from(turn)),
         }
     }
 
     /// The number of the row that an operation uses.
-    fn row(self, lane: usize, turn: u32) -> u64 {
-        let operation = u64::from(turn) * LANES as u64 + lane as u64;
+    fn row(self, connection: usize, turn: u32) -> u64 {
+        let operation = u64::from(turn) * CONNECTIONS as u64 + connection as u64;
         match self {
             Self::Get => operation * 7919 % ROWS,
             Self::Insert => ROWS + operation,
-            Self::Push => lane as u64,
+            Self::Push => connection as u64,
         }
     }
 }
@@ -112,15 +112,15 @@ impl Operation {
 impl Pace {
     /// The number of operations of all connections.
     pub(super) fn operations(self) -> u64 {
-        u64::from(self.turns) * LANES as u64
+        u64::from(self.turns) * CONNECTIONS as u64
     }
 }
 
 impl Schedule {
-    fn due(self, lane: usize, turn: u32) -> Instant {
-        let lanes = u32::try_from(LANES).expect("there are few");
-        let lane = u32::try_from(lane).expect("there are few");
-        self.start + self.pace.interval * (turn * lanes + lane)
+    fn due(self, connection: usize, turn: u32) -> Instant {
+        let connections = u32::try_from(CONNECTIONS).expect("there are few");
+        let connection = u32::try_from(connection).expect("there are few");
+        self.start + self.pace.interval * (turn * connections + connection)
     }
 }
 
@@ -132,14 +132,14 @@ impl PacedLoad {
             client.socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
             client
         };
-        let mut lanes: Vec<_> = (0..LANES).map(|_| connect()).collect();
+        let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
         let is_push = operation == Operation::Push;
         if is_push {
-            for (lane, client) in lanes.iter_mut().enumerate() {
-                client.request(&row::subscribe(operation.row(lane, 0)));
+            for (connection, client) in connections.iter_mut().enumerate() {
+                client.request(&row::subscribe(operation.row(connection, 0)));
             }
         }
-        Self { operation, lanes, writer: is_push.then(connect) }
+        Self { operation, connections, writer: is_push.then(connect) }
     }
 
     /// Runs the whole schedule. Returns the latency of every operation.
@@ -148,23 +148,26 @@ impl PacedLoad {
     ///
     /// If an ordinary request fails or is not answered within [`PATIENCE`].
     pub(super) fn run(self, pace: Pace) -> Vec<Duration> {
-        let Self { operation, lanes, writer } = self;
+        let Self { operation, connections, writer } = self;
         let clone = |client: &Client| client.socket.try_clone().expect("a socket can be cloned");
-        let outputs = lanes.iter().map(|lane| clone(writer.as_ref().unwrap_or(lane))).collect();
+        let outputs = connections.iter().map(|connection| clone(writer.as_ref().unwrap_or(connection))).collect();
         let schedule = Schedule { start: Instant::now() + pace.interval, pace };
         thread::scope(|scope| {
             scope.spawn(move || send(outputs, operation, schedule));
             if let Some(writer) = writer {
                 scope.spawn(move || read_answers(writer, pace.operations()));
             }
-            let measure = |(lane, client)| {
+            let measure = |(connection, client)| {
                 scope.spawn(move || match operation {
-                    Operation::Get | Operation::Insert => time_answers(client, operation, lane, schedule),
-                    Operation::Push => time_pushes(client, lane, schedule),
+                    Operation::Get | Operation::Insert => time_answers(client, operation, connection, schedule),
+                    Operation::Push => time_pushes(client, connection, schedule),
                 })
             };
-            let lanes: Vec<_> = lanes.into_iter().enumerate().map(measure).collect();
-            lanes.into_iter().flat_map(|lane| lane.join().expect("no lane fails")).collect()
+            let connections: Vec<_> = connections.into_iter().enumerate().map(measure).collect();
+            connections
+                .into_iter()
+                .flat_map(|connection| connection.join().expect("no connection thread panics"))
+                .collect()
         })
     }
 }
@@ -172,9 +175,9 @@ impl PacedLoad {
 /// Sends every request when it is due.
 fn send(mut outputs: Vec<TcpStream>, operation: Operation, schedule: Schedule) {
     for turn in 0..schedule.pace.turns {
-        for (lane, output) in outputs.iter_mut().enumerate() {
-            let frame = client::text(&operation.request(lane, turn));
-            thread::sleep(schedule.due(lane, turn).saturating_duration_since(Instant::now()));
+        for (connection, output) in outputs.iter_mut().enumerate() {
+            let frame = client::text(&operation.request(connection, turn));
+            thread::sleep(schedule.due(connection, turn).saturating_duration_since(Instant::now()));
             output.write_all(&frame).expect("the server reads");
         }
     }
@@ -192,22 +195,22 @@ fn check(answer: &[u8]) {
 }
 
 /// Reads the answers of a connection, which are in the order of the requests.
-fn time_answers(mut client: Client, operation: Operation, lane: usize, schedule: Schedule) -> Vec<Duration> {
+fn time_answers(mut client: Client, operation: Operation, connection: usize, schedule: Schedule) -> Vec<Duration> {
     let time = |turn| {
         let answer = client.receive();
-        let latency = schedule.due(lane, turn).elapsed();
+        let latency = schedule.due(connection, turn).elapsed();
         check(&answer);
         let (key, expected) =
-            (number_after(&answer, br#"{"id":1,"type":"result","data":{"id":"#), operation.row(lane, turn));
+            (number_after(&answer, br#"{"id":1,"type":"result","data":{"id":"#), operation.row(connection, turn));
         assert!(key == row::key(expected), "expected the row {}, got {}", row::key(expected), lossy(&answer));
         latency
     };
     (0..schedule.pace.turns).map(time).collect()
 }
 
-/// Reads the pushes of a subscriber. A push with a later update also ends the ones before, which the server may leave out if they
-/// follow each other too fast.
-fn time_pushes(mut client: Client, lane: usize, schedule: Schedule) -> Vec<Duration> {
+/// Reads the pushes of a subscriber. A push also ends the latencies of earlier updates, which the server may skip if a newer one
+/// exists.
+fn time_pushes(mut client: Client, connection: usize, schedule: Schedule) -> Vec<Duration> {
     let mut latencies = Vec::new();
     let mut seen = 0;
     while seen < schedule.pace.turns {
@@ -215,7 +218,7 @@ fn time_pushes(mut client: Client, lane: usize, schedule: Schedule) -> Vec<Durat
         let read = Instant::now();
         let updates = u32::try_from(number_after(&push, br#""count":"#) - FIRST_COUNT).expect("updates are few");
         assert!(updates > seen, "the push after update {seen} is {}", lossy(&push));
-        latencies.extend((seen..updates).map(|turn| read - schedule.due(lane, turn)));
+        latencies.extend((seen..updates).map(|turn| read - schedule.due(connection, turn)));
         seen = updates;
     }
     latencies
