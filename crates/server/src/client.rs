@@ -1,6 +1,6 @@
-//! Clients in the same process as the server: the second transport, beside WebSocket.
+//! In-process clients: the second transport besides WebSocket.
 //!
-//! Requests enter the same path as those from a socket (`ops/handler.rs`), so they pass the same checks, limits and metrics.
+//! Requests take the same path as those from a socket (`ops/handler.rs`), with the same checks, limits and metrics.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,9 +28,9 @@ use crate::{Code, RequestError};
 
 /// A client in the same process as the server.
 ///
-/// It has the same operations, permissions, limits and subscriptions as a client over a socket, without the socket: requests go
-/// through the same checks and counters. A clone is the same client; when the last one is dropped, its subscriptions end. It may
-/// be used from any thread and executor, as long as the runtime on which the server was started runs.
+/// It has the same operations, permissions, limits and metrics as a client over a socket. Clones share one connection; when the last
+/// clone is dropped, its subscriptions end. A client may be used from any thread and executor while the runtime on which the server
+/// was started is running.
 ///
 /// ```
 /// use serde_json::{Value as Json, json};
@@ -52,19 +52,19 @@ use crate::{Code, RequestError};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Client {
-    inner: Arc<Inner>,
+    inner: Arc<ClientInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ClientInner {
     connection: Arc<Connection>,
     sink: Arc<LocalSink>,
-    /// Held by requests that are [exclusive](crate::ops::table::Operation::is_exclusive): clones may send several at once.
-    turn: tokio::sync::Mutex<()>,
+    /// Held by [exclusive](crate::ops::table::Operation::is_exclusive) requests, because clones may send several concurrently.
+    exclusive: tokio::sync::Mutex<()>,
 }
 
 impl Client {
-    /// A client with this session, or without a login.
+    /// Creates a client with a session, or without a login.
     pub(crate) fn new(server: &Arc<ServerState>, session: Option<Session>) -> Self {
         let sink = Arc::new(LocalSink::default());
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -81,13 +81,13 @@ impl Client {
         } else if is_revoked {
             connection.close(Disconnect::SESSION_REVOKED);
         }
-        Self { inner: Arc::new(Inner { connection, sink, turn: tokio::sync::Mutex::default() }) }
+        Self { inner: Arc::new(ClientInner { connection, sink, exclusive: tokio::sync::Mutex::default() }) }
     }
 
-    /// Sends a request: the name of an operation, and its parameters as an object. Returns the data of the result; a result
-    /// without data is `null`.
+    /// Sends a request with the name of an operation and its parameters, an object. Returns the `data` of the result; a result
+    /// without data is deserialized from `null`.
     ///
-    /// Dropping the future gives the request up; a write may be done nevertheless.
+    /// Dropping the future cancels the request. A write may still be committed.
     pub async fn request<T: DeserializeOwned>(
         &self,
         operation: &str,
@@ -96,11 +96,11 @@ impl Client {
         let connection = &self.inner.connection;
         let message = message(operation, params)?;
         let ClientMessage::Request(request) = ClientMessage::parse(&message)? else {
-            return Err(RequestError::invalid("\"pong\" is no operation"));
+            return Err(RequestError::invalid("\"pong\" is not an operation"));
         };
         let is_exclusive = request.operation.is_some_and(|operation| operation.is_exclusive());
-        let _turn = if is_exclusive { Some(self.inner.turn.lock().await) } else { None };
-        // The caller may run on another executor, or on none.
+        let _exclusive = if is_exclusive { Some(self.inner.exclusive.lock().await) } else { None };
+        // The caller may run outside the runtime of the server.
         let runtime = &connection.server.runtime;
         let response = {
             let _context = runtime.enter();
@@ -119,7 +119,7 @@ impl Client {
         parse(outcome.map_err(|error| self.exposed(error))?.into_text().as_deref())
     }
 
-    /// Details are hidden from this client if they are hidden from others.
+    /// Removes the details of an error unless `expose_error_details` is set.
     fn exposed(&self, error: RequestError) -> RequestError {
         let is_exposed = self.inner.connection.server.options.expose_error_details;
         RequestError { details: error.details.filter(|_| is_exposed), ..error }
@@ -146,7 +146,7 @@ impl Client {
         self.request("store.update", params).await
     }
 
-    /// Deletes a record, if there is one (`store.delete`).
+    /// Deletes a record, if it exists (`store.delete`).
     pub async fn delete(&self, bucket: &str, key: impl Serialize) -> Result<(), RequestError> {
         self.request::<Json>("store.delete", json!({"bucket": bucket, "key": value(key)?})).await.map(drop)
     }
@@ -156,8 +156,8 @@ impl Client {
         self.request("store.query", query).await
     }
 
-    /// Subscribes to a query: the parameters of `store.subscribe`. `T` is the type of its result; with `"mode":"delta"` that of
-    /// its deltas, which differs from that of the first result.
+    /// Subscribes to a query with the parameters of `store.subscribe`. `T` is the type of a push: the result of the query, or a delta
+    /// with `"mode":"delta"`. Use [`first`](ClientSubscription::first) for the initial result.
     pub async fn subscribe<T: DeserializeOwned>(
         &self,
         params: impl Serialize,
@@ -187,7 +187,7 @@ impl Client {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ClientInner {
     fn drop(&mut self) {
         self.connection.close(Disconnect::NORMAL_CLOSURE);
         self.connection.server.remove_connection(&self.connection);
@@ -196,7 +196,7 @@ impl Drop for Inner {
 
 /// A subscription of a [`Client`]. Dropping it unsubscribes.
 ///
-/// A slow reader gets the newest result, or a `reset` in place of deltas; nothing but that is kept for it.
+/// Pushes are not queued: a slow reader receives the newest result only, or a `reset` instead of the deltas that it missed.
 pub struct ClientSubscription<T> {
     client: Client,
     subscription: Arc<Subscription>,
@@ -211,34 +211,36 @@ pub struct ClientSubscription<T> {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[non_exhaustive]
 pub struct ClientPush<T> {
-    /// The new result or delta. An aggregate over nothing has none.
+    /// The new result or delta. `None` if an aggregate has no value, such as the minimum of no numbers.
     #[serde(default = "Option::default")]
     pub data: Option<T>,
-    /// The position that it is current to, if the subscription has positions.
+    /// The position of the last commit that is included, if the subscription has positions.
     #[serde(default, rename = "pos")]
     pub position: Option<String>,
 }
 
 impl<T: DeserializeOwned> ClientSubscription<T> {
-    /// Returns the first result, as the reply had it: the whole result, or a delta if the subscription was
+    /// Returns the data of the reply to the subscribe request: a snapshot of the result, or a delta if the subscription was
     /// [resumed](Self::is_resumed).
     pub fn first<F: DeserializeOwned>(&self) -> Result<Option<F>, RequestError> {
         self.first.clone().map(serde_json::from_value).transpose().map_err(RequestError::invalid)
     }
 
-    /// The position of the first result, if the subscription has positions.
+    /// Returns the position of the first result, if the subscription has positions.
     pub fn position(&self) -> Option<&str> {
         self.position.as_deref()
     }
 
-    /// Whether the first result is a delta from the position in `since`.
+    /// Returns whether the first result is a delta from the position in `since`.
     pub fn is_resumed(&self) -> bool {
         self.is_resumed
     }
 
-    /// Waits for the next push. An error says why there are no more.
+    /// Waits for the next push. Returns an error when the subscription has ended.
     ///
-    /// This is cancel safe: no push is lost if the future is dropped.
+    /// # Cancel safety
+    ///
+    /// This method is cancel safe: no push is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<ClientPush<T>, RequestError> {
         poll_fn(|context| self.poll_next(context)).await
     }
@@ -247,14 +249,14 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
         if self.has_ended {
             return Poll::Ready(Err(ended()));
         }
-        // Registered before it is polled, so that no wake is missed.
+        // The waker is registered before the poll, so that no wake-up is missed.
         self.client.inner.sink.register(self.subscription.number, context.waker());
         if let Some(error) = self.client.inner.connection.closed_error() {
             self.has_ended = true;
             return Poll::Ready(Err(error));
         }
         match self.subscription.poll_push(&self.client.inner.connection) {
-            // It was cancelled: by its id, or because the connection has closed meanwhile, which is noted before.
+            // Cancelled by its id, or because the connection was closed. A connection records its error before it cancels.
             Poll::Pending if self.subscription.has_ended() => {
                 self.has_ended = true;
                 Poll::Ready(Err(self.client.inner.connection.closed_error().unwrap_or_else(ended)))
@@ -290,33 +292,34 @@ fn ended() -> RequestError {
     RequestError::new(Code::NotFound, "the subscription has ended")
 }
 
-/// The sink of an in-process client: it wakes the task that waits for the subscription. Nothing is queued here: a push is made when
-/// the client takes it.
+/// The push sink of an in-process client. It only wakes the task that waits for a subscription; the push itself is encoded when the
+/// client polls.
 #[derive(Debug, Default)]
 struct LocalSink {
-    waiting: Mutex<HashMap<u64, Waker>>,
+    wakers: Mutex<HashMap<u64, Waker>>,
 }
 
 impl LocalSink {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waker>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wakers(&self) -> MutexGuard<'_, HashMap<u64, Waker>> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn register(&self, subscription: u64, waker: &Waker) {
-        let before = self.waiting().insert(subscription, waker.clone());
-        drop(before);
+        // Dropped after the lock is released.
+        let previous = self.wakers().insert(subscription, waker.clone());
+        drop(previous);
     }
 
     fn forget(&self, subscription: u64) {
-        let before = self.waiting().remove(&subscription);
-        drop(before);
+        let previous = self.wakers().remove(&subscription);
+        drop(previous);
     }
 }
 
 impl PushSink for LocalSink {
     fn wake(&self, subscription: u64) {
         // The lock is released before the task is woken.
-        let waker = self.waiting().remove(&subscription);
+        let waker = self.wakers().remove(&subscription);
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -331,12 +334,12 @@ impl PushSink for LocalSink {
     }
 
     fn close(&self, _: Disconnect) {
-        let waiting = std::mem::take(&mut *self.waiting());
-        waiting.into_values().for_each(Waker::wake);
+        let wakers = std::mem::take(&mut *self.wakers());
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 
-/// A request as text, as it would come over a socket.
+/// Encodes a request as the text that a client would send over a socket.
 fn message(operation: &str, params: impl Serialize) -> Result<String, RequestError> {
     let mut members = match value(params)? {
         Json::Object(members) => members,
@@ -355,5 +358,5 @@ fn value(value: impl Serialize) -> Result<Json, RequestError> {
 /// Parses the data of a result.
 fn parse<T: DeserializeOwned>(text: Option<&[u8]>) -> Result<T, RequestError> {
     serde_json::from_slice(text.unwrap_or(b"null"))
-        .map_err(|error| RequestError::invalid(format!("the result has another type than expected: {error}")))
+        .map_err(|error| RequestError::invalid(format!("the result does not have the expected type: {error}")))
 }

@@ -1,31 +1,31 @@
-//! The limit of file descriptors, which bounds the number of connections: each has one.
+//! The limit of file descriptors, which bounds the number of connections.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidewire::config::Config;
 
-/// Descriptors for everything else: the files of the engine, backups, the listener, sockets that are refused, the runtime.
-const RESERVED: u64 = 64;
+/// Descriptors reserved for purposes other than connections: engine files, backups, listeners, rejected sockets and the runtime.
+const RESERVED_DESCRIPTORS: u64 = 64;
 
-/// Raises the soft limit of descriptors to the hard limit, and lowers the limit of connections to what it allows. Adds a warning if
-/// that is fewer than configured.
+/// Raises the soft limit of descriptors to the hard limit, lowers `max_connections` to what it allows, and adds a warning if that is
+/// less than configured.
 pub(crate) fn limit_connections(config: &mut Config) {
-    let Some(limit) = raise() else { return };
-    let possible = usize::try_from(limit.saturating_sub(RESERVED)).unwrap_or(usize::MAX).max(1);
+    let Some(limit) = raise_soft_limit() else { return };
+    let possible = usize::try_from(limit.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX).max(1);
     let configured = config.server.max_connections;
     if configured <= possible {
         return;
     }
     config.server.max_connections = possible;
     config.warnings.push(format!(
-        "`maxConnections` is {configured}, but the limit of open files ({limit}, of which {RESERVED} are reserved) allows only \
-         {possible} connections: raise it, for example with `ulimit -Hn` or LimitNOFILE, or lower `maxConnections`"
+        "`maxConnections` is {configured}, but the open file limit ({limit}, of which {RESERVED_DESCRIPTORS} are reserved) allows \
+         only {possible} connections; raise the limit, for example with `ulimit -Hn` or LimitNOFILE, or lower `maxConnections`"
     ));
 }
 
-/// Raises the soft limit of descriptors to the hard limit. Returns the limit that applies, or `None` if there is none.
-fn raise() -> Option<u64> {
+/// Raises the soft limit of descriptors to the hard limit. Returns the limit in effect; `None` means unlimited.
+fn raise_soft_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    // If the system refuses it, the soft limit stays.
+    // If raising it fails, the soft limit stays in effect.
     if current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok() {
         return maximum;
     }

@@ -1,20 +1,20 @@
-//! The memory of the machine, for defaults of limits.
+//! The memory available to the process, from which default limits are derived.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the memory that the process may use: that of the machine, or the limit of its control group if that is lower. `None` if
-/// the system reports neither.
+/// Returns the memory that the process may use: that of the machine, or the limit of its control group if that is lower. Returns
+/// `None` if neither is known.
 pub(crate) fn memory_bytes() -> Option<u64> {
     memory_bytes_in(Path::new("/"))
 }
 
-/// Reads the files of the system below `root`.
+/// Reads `/proc` and `/sys` below `root`.
 fn memory_bytes_in(root: &Path) -> Option<u64> {
     let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_bytes(&text));
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let limits = groups.lines().flat_map(|line| limit_files(root, line));
-    // A version 2 group without a limit has the text `max`, which is not a number. Version 1 has a number above any memory.
+    // Without a limit, cgroup v2 has the text `max`, which does not parse, and v1 has a number above any memory size.
     let limits = limits.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
     machine.into_iter().chain(limits).filter(|bytes| *bytes > 0).min()
 }
@@ -26,8 +26,8 @@ fn total_bytes(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// Returns the files that may limit the memory of a group, given its line of `/proc/self/cgroup`: those of the group and of all groups
-/// that contain it. In a container the path may be that of the host; then only the file at the root exists.
+/// Returns the files with the memory limits of a control group and its ancestors, given its line of `/proc/self/cgroup`. In a
+/// container the path may be that of the host; then only the file at the root exists.
 fn limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     let mut parts = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
@@ -51,7 +51,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A root directory with these files.
+    /// Returns the memory that is detected in a root directory with these files.
     fn machine(files: &[(&str, &str)]) -> Option<u64> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -66,7 +66,7 @@ mod tests {
         ("proc/meminfo", "MemFree:  123 kB\nMemTotal:        8388608 kB\nSwapTotal: 0 kB\n");
 
     #[test]
-    fn the_lowest_limit_counts() {
+    fn lowest_limit_applies() {
         assert_eq!(machine(&[EIGHT_GIB]), Some(8 * GIB));
         let group = ("proc/self/cgroup", "0::/a.slice/b.service\n");
         let of = |path, text| machine(&[EIGHT_GIB, group, (path, text)]);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_version_1_count() {
+    fn cgroup_v1_limits_apply() {
         let groups = ("proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/docker/1f\n0::/\n");
         let limit = "sys/fs/cgroup/memory/docker/1f/memory.limit_in_bytes";
         assert_eq!(machine(&[EIGHT_GIB, groups, (limit, "536870912\n")]), Some(GIB / 2));
@@ -88,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn a_system_that_says_nothing_has_no_known_memory() {
+    fn unreadable_or_invalid_files_are_ignored() {
         assert_eq!(machine(&[]), None);
         assert_eq!(machine(&[("proc/meminfo", "MemTotal: many\n"), ("proc/self/cgroup", "nonsense")]), None);
     }
 
     #[test]
-    fn this_machine_has_memory() {
+    fn memory_of_this_machine_is_detected() {
         assert!(memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 }

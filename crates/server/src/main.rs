@@ -1,5 +1,5 @@
-//! The program `tidewire`: loads the configuration, opens the data and serves until a signal; explains permissions; backs up and
-//! restores data; talks to a running server.
+//! The `tidewire` binary: parses the command line, loads the configuration and runs one command (serve, check, backup, restore,
+//! revoke).
 
 mod descriptors;
 mod offline;
@@ -22,10 +22,10 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The exit code of invalid arguments or settings.
-const USAGE: u8 = 2;
-/// The exit code after a second signal, as shells report SIGINT.
-const INTERRUPTED: i32 = 130;
+/// Exit code for invalid arguments or settings.
+const EXIT_USAGE: u8 = 2;
+/// Exit code after a second stop signal: 128 + SIGINT, as in shells.
+const EXIT_INTERRUPTED: i32 = 130;
 
 fn main() -> ExitCode {
     let command = match Command::load(std::env::args_os(), |name| std::env::var_os(name)) {
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         }
         Err(errors) => {
             eprintln!("{}", errors.to_string().trim_end());
-            return ExitCode::from(USAGE);
+            return ExitCode::from(EXIT_USAGE);
         }
     };
     let result = match command {
@@ -63,22 +63,23 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => return ExitCode::SUCCESS,
-        // The message begins with a location, like the errors of the configuration.
+        // The message already starts with a file location, like configuration errors.
         Err(error) if error.is::<DefinitionError>() => eprintln!("{error}"),
         Err(error) => eprintln!("tidewire: {error:#}"),
     }
     ExitCode::FAILURE
 }
 
-/// Writes to the standard output. A failure is reported, and does not change the exit code: the command has succeeded.
+/// Writes to standard output. A failed write is reported on standard error but does not change the exit code, because the command
+/// itself succeeded.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        eprintln!("tidewire: cannot write to the standard output: {error}");
+        eprintln!("tidewire: cannot write to standard output: {error}");
     }
 }
 
-/// Logs to the standard error: as text on a terminal, otherwise as JSON lines. `RUST_LOG` sets the level, `info` by default.
+/// Logs to standard error: as text on a terminal, otherwise as JSON lines. `RUST_LOG` sets the level; the default is `info`.
 fn start_logging() {
     let filter = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|filter| !filter.is_empty());
     let filter = filter.map_or_else(|| Ok(EnvFilter::new("info")), |filter| EnvFilter::try_new(&filter));
@@ -90,14 +91,14 @@ fn start_logging() {
         log.json().flatten_event(true).init();
     }
     if let Some(error) = invalid {
-        tracing::warn!(%error, "RUST_LOG is invalid, using info");
+        tracing::warn!(%error, "invalid RUST_LOG, using info");
     }
 }
 
 fn run(config: &Config) -> anyhow::Result<()> {
     let store = open(config)?;
     let served = serve_store(&store, config);
-    // Closing also after a failed start keeps the next recovery short.
+    // The store is closed after a failed start as well, so that the next recovery is short.
     let closed = store.close().context("cannot close the data directory; the next start recovers it");
     served.and(closed)
 }
@@ -108,7 +109,7 @@ fn serve_store(store: &Store, config: &Config) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     let served = runtime.block_on(serve(config, store.clone()));
-    // Tasks of connections may still use the store, so they end before it is closed.
+    // Connection tasks may still use the store. They must end before it is closed.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
 }
@@ -123,7 +124,7 @@ fn open(config: &Config) -> anyhow::Result<Store> {
 }
 
 fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
-    /// More than the headers of a segment.
+    /// Upper bound of the size of a segment's headers.
     const SEGMENT_OVERHEAD_BYTES: usize = 64 << 10;
 
     let limits = Limits::default()
@@ -134,14 +135,15 @@ fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
     if let Engine::Embedded { durability, .. } = config.engine {
         embedded = embedded.durability(durability);
     }
-    // A commit may take half of a group: this leaves room for two of the largest records. A group must fit in a segment.
+    // A commit may fill half of a commit group, so four times the record limit admits two of the largest records. A group must fit
+    // in a segment.
     let group_bytes = config.max_record_bytes.saturating_mul(4).max(embedded.max_group_bytes);
     let segment_bytes = embedded.segment_bytes.max(group_bytes.saturating_add(SEGMENT_OVERHEAD_BYTES) as u64);
     let embedded = embedded.max_group_bytes(group_bytes).segment_bytes(segment_bytes);
     let mut system_buckets = SystemBuckets::default();
-    // Without auth the server has nothing of its own to store.
+    // The only system bucket is that of revoked users, which needs auth.
     if config.server.auth.is_some() {
-        system_buckets = Server::declare_buckets(system_buckets).context("cannot declare the buckets of the server")?;
+        system_buckets = Server::declare_buckets(system_buckets).context("cannot declare the system buckets of the server")?;
     }
     Ok(StoreOptions::default().limits(limits).embedded(embedded).system_buckets(system_buckets))
 }
@@ -168,8 +170,8 @@ async fn serve(config: &Config, store: Store) -> anyhow::Result<()> {
     }
     let url = server.url();
     if let Err(error) = greet(&url, config) {
-        // The server is of use without it, for example under a parent that closes the pipe after the first line.
-        tracing::warn!(%error, url, "cannot write to the standard output");
+        // Not fatal: a parent process may close the pipe after the first line.
+        tracing::warn!(%error, url, "cannot write to standard output");
     }
     let mut stop_signal = async || {
         tokio::select! {
@@ -188,15 +190,16 @@ async fn serve(config: &Config, store: Store) -> anyhow::Result<()> {
     tokio::select! {
         () = server.stop(config.shutdown_grace) => Ok(()),
         // A second signal skips the grace period.
-        () = stop_signal() => std::process::exit(INTERRUPTED),
+        () = stop_signal() => std::process::exit(EXIT_INTERRUPTED),
     }
 }
 
-/// Reads the configuration again, and takes tokens, keys and certificates from it. If anything is wrong, nothing changes.
+/// Reloads the configuration: applies its tokens, keys and certificates, and logs the changed settings that need a restart. If the
+/// configuration is invalid, nothing changes.
 ///
-/// It reads files on the main thread, which serves no connection.
+/// Reads files on the main thread, which serves no connections.
 fn reload(server: &Server, config: &Config) {
-    const FAILED: &str = "configuration not reloaded, the previous one stays in force";
+    const FAILED: &str = "reload failed, keeping the previous configuration";
     let newer = match Command::load(std::env::args_os(), |name| std::env::var_os(name)) {
         Ok(Command::Serve(newer)) => newer,
         Ok(command) => return tracing::error!(?command, "{FAILED}"),
@@ -215,7 +218,7 @@ fn reload(server: &Server, config: &Config) {
     }
 }
 
-/// Prints the address, on a line of its own for programs, and first steps for people.
+/// Prints the URL on a line of its own, for programs, followed by a short introduction for users.
 fn greet(url: &str, config: &Config) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{url}")?;

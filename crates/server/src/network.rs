@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A network in CIDR notation, such as `10.0.0.0/8`, or one address.
+/// A network in CIDR notation, such as `10.0.0.0/8`, or a single address.
 ///
 /// ```
 /// use tidewire::Network;
@@ -16,28 +16,28 @@ use std::str::FromStr;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
-    /// The bits after the prefix are zero.
+    /// Invariant: the bits after the prefix are zero.
     address: IpAddr,
     prefix: u32,
 }
 
-/// Why a text is not a [`Network`].
+/// Why a string is not a valid [`Network`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
     /// It is neither an address nor a network.
     #[error("expected an IP address or a network such as \"10.0.0.0/8\"")]
     Invalid,
-    /// The address has bits after the prefix, so it is not clear whether the address or the network is meant.
-    #[error("expected a network without bits after its prefix; did you mean \"{network}\"?")]
+    /// The address has bits after the prefix, so it is ambiguous: it may name one address or the network.
+    #[error("the address has bits after the prefix; did you mean \"{network}\"?")]
     BitsAfterPrefix {
-        /// The network that has the address.
+        /// The network that contains the address.
         network: Network,
     },
 }
 
 impl Network {
-    /// Whether an address is in the network. An IPv4 address that is mapped to IPv6 counts as the IPv4 address.
+    /// Returns whether the network contains an address. An IPv4-mapped IPv6 address is treated as the IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         address.is_ipv4() == self.address.is_ipv4() && masked(address, self.prefix) == self.address
@@ -77,7 +77,7 @@ fn bits(address: IpAddr) -> u32 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-/// The address with the bits after the prefix set to zero.
+/// Returns the address with the bits after the prefix set to zero.
 fn masked(address: IpAddr, prefix: u32) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_contains_the_addresses_with_its_prefix() {
+    fn network_contains_addresses_with_its_prefix() {
         for (network, inside, outside) in [
             (
                 "10.0.0.0/8",
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn invalid_networks_are_rejected() {
         for text in [
             "",
             "/",

@@ -1,7 +1,7 @@
-//! The commands `backup` and `restore`, which work on the data directory of a stopped server.
+//! The `backup` and `restore` commands, which work on the data directory of a stopped server.
 //!
-//! All calls of the store that they need are here. A backup takes the lock of the directory, so that a server cannot start on it
-//! meanwhile, and fails if a running server holds it. It checks the whole directory and leaves it as it is.
+//! A backup locks the data directory: it fails if a server is running, and no server can start on the directory until it is done. It
+//! verifies all files and does not modify them.
 
 use std::fmt::Write as _;
 use std::io;
@@ -11,21 +11,21 @@ use anyhow::{Context as _, bail};
 use tidewire_store::engine::{BackupError, CopyError, Embedded, EmbeddedOptions, OpenError, Recovery};
 use tidewire_store::{Position, Store, StoreOpenError, StoreOptions};
 
-/// Copies a data directory to a new or empty directory. Returns a summary to print.
+/// Copies a data directory to a new or empty directory. Returns the summary to print.
 pub(crate) fn backup(data_dir: &Path, to: &Path) -> anyhow::Result<String> {
     if !has_data(data_dir).with_context(|| format!("cannot read the data directory {}", data_dir.display()))? {
-        bail!("{} has no data; name the data directory with --data-dir or --config", data_dir.display());
+        bail!("{} is not a data directory; set it with --data-dir or --config", data_dir.display());
     }
     if !is_new_or_empty(to).with_context(|| format!("cannot read {}", to.display()))? {
-        bail!("{} is not empty; name a new or empty directory", to.display());
+        bail!("{} is not empty; specify a new or empty directory", to.display());
     }
     if std::path::absolute(to)?.starts_with(std::path::absolute(data_dir)?) {
-        bail!("{} is inside the data directory {}; name another directory", to.display(), data_dir.display());
+        bail!("{} is inside the data directory {}; specify another directory", to.display(), data_dir.display());
     }
     let position = match Embedded::backup_dir(data_dir, to) {
         Err(CopyError::Open(OpenError::Locked { .. })) => bail!(
-            "the data directory {} is in use by a running server; stop the server, or back it up while it runs with the \
-             admin operation `server.backup`",
+            "the data directory {} is in use by a running server; stop the server, or use the operation `server.backup` to \
+             back it up while it is running",
             data_dir.display()
         ),
         copied => copied.with_context(|| format!("cannot back up {} to {}", data_dir.display(), to.display()))?,
@@ -37,28 +37,28 @@ pub(crate) fn backup(data_dir: &Path, to: &Path) -> anyhow::Result<String> {
     Ok(summary)
 }
 
-/// Creates a data directory from a backup, with a new epoch, and reads all of it. Returns a summary to print.
+/// Creates a data directory with a new epoch from a backup, and verifies it by loading it. Returns the summary to print.
 pub(crate) fn restore(from: &Path, data_dir: &Path) -> anyhow::Result<String> {
     if !has_data(from).with_context(|| format!("cannot read the backup {}", from.display()))? {
         bail!("{} is not a backup", from.display());
     }
     if !is_new_or_empty(data_dir).with_context(|| format!("cannot read {}", data_dir.display()))? {
         bail!(
-            "the data directory {} is not empty; move it away, or name another one with --data-dir",
+            "the data directory {} is not empty; move it away, or specify another one with --data-dir",
             data_dir.display()
         );
     }
     let restored = Embedded::restore(from, data_dir, EmbeddedOptions::default());
     let Recovery { position, .. } = match restored {
         Ok(recovery) => recovery,
-        // Another process has created it in the meantime.
+        // Another process has created it concurrently.
         Err(error @ CopyError::Write(BackupError::NotEmpty { .. })) => return Err(error).context("cannot restore"),
         Err(CopyError::Open(OpenError::Locked { dir })) => {
             bail!("{} is in use by a running server; restore from a backup, not from a data directory", dir.display())
         }
         Err(error) => return Err(error).with_context(|| failed(from, data_dir)),
     };
-    // The engine has checked the files. Loading them checks the records and definitions as well.
+    // The engine has verified the files. Loading them verifies the records and definitions as well.
     let (store, _) = open(data_dir).with_context(|| failed(from, data_dir))?;
     let buckets = store.stats().buckets;
     store.close().with_context(|| format!("cannot close the data directory {}", data_dir.display()))?;
@@ -76,7 +76,7 @@ pub(crate) fn restore(from: &Path, data_dir: &Path) -> anyhow::Result<String> {
     Ok(summary)
 }
 
-/// Describes a failed restore. If it has begun to copy, the next attempt needs an empty directory again.
+/// Returns the context of a failed restore. If it has left an incomplete copy, that must be removed before the next attempt.
 fn failed(from: &Path, data_dir: &Path) -> String {
     let from = from.display();
     match is_new_or_empty(data_dir) {
@@ -85,12 +85,12 @@ fn failed(from: &Path, data_dir: &Path) -> String {
     }
 }
 
-/// Opens a data directory as it is: expired records are not deleted.
+/// Opens a data directory without deleting expired records.
 fn open(dir: &Path) -> Result<(Store, Recovery), StoreOpenError> {
     Store::open(dir, StoreOptions::default().sweep_interval(None))
 }
 
-/// Returns whether a directory has files of the embedded engine. Opening any other directory would create them there.
+/// Returns whether a directory has files of the embedded engine. Opening a directory without them would create them.
 fn has_data(dir: &Path) -> io::Result<bool> {
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
@@ -118,7 +118,7 @@ fn describe(dir: &Path, position: Position, summary: &mut String) -> anyhow::Res
     Ok(())
 }
 
-/// Returns the total length of the files of a directory.
+/// Returns the total size of the files in a directory.
 fn disk_bytes(dir: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(dir)? {

@@ -1,4 +1,4 @@
-//! The command `revoke`, which sends an operation to a running server.
+//! The `revoke` command, which sends an operation to a running server.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,10 +14,10 @@ use tidewire_conn::client::{
 use tidewire_conn::tls::{TlsClientOptions, TlsConnector};
 use tidewire_conn::websocket::{ClientHandshake, Message, WebSocket, WebSocketConnector, WebSocketOptions};
 
-/// How long connecting may take, handshakes included.
+/// Timeout of the connection, including the TLS and WebSocket handshakes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Revokes a user. Returns a summary to print.
+/// Revokes a user. Returns the summary to print.
 pub(crate) fn revoke(command: &RevokeCommand) -> anyhow::Result<String> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a thread")?;
@@ -30,27 +30,27 @@ pub(crate) fn revoke(command: &RevokeCommand) -> anyhow::Result<String> {
     })
 }
 
-/// Describes a revocation, at this time of the server.
+/// Formats the result of `server.revoke`. `now` is the time of the server.
 fn describe(revoked: &Json, now: u64) -> anyhow::Result<String> {
-    let number = |name: &str| revoked[name].as_u64().ok_or_else(|| anyhow!("the server answered with {revoked}"));
+    let number = |name: &str| revoked[name].as_u64().ok_or_else(|| anyhow!("unexpected result from the server: {revoked}"));
     let (until, connections) = (number("revokedUntil")?, number("connections")?);
     let mut summary = format!("Revoked {}\n", revoked["userId"]);
     writeln!(summary, "  connections closed: {connections}")?;
     writeln!(summary, "  logins refused for: {} s", until.saturating_sub(now).div_ceil(1000))?;
     if revoked["stored"] != true {
-        writeln!(summary, "The server does not store this: a restart lets the user log in again.")?;
+        writeln!(summary, "The revocation is not persistent: after a restart of the server, the user can log in again.")?;
     }
     Ok(summary)
 }
 
 /// A connection to a running server.
 struct Remote {
-    client: Client<Requests>,
-    /// The time of the server when it was connected to, in milliseconds since 1970.
+    client: Client<RequestProtocol>,
+    /// The server's time when the connection was made, in milliseconds since 1970.
     time: u64,
     /// The number of requests sent.
     sent: u64,
-    /// Pushes, such as pings, which a client of single requests does not look at.
+    /// Pushes such as pings. They are not read, but dropping this would close the stream of pushes.
     _pushes: Pushes<Message>,
 }
 
@@ -69,18 +69,18 @@ impl Remote {
     }
 
     async fn connect_by<C: Connect>(connector: &C, url: &ServerUrl) -> anyhow::Result<Self> {
-        // By hand, so that the error says why there is no connection.
+        // Connected here and not by the client, so that the error has the cause.
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connector.connect()).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let connected = connected.with_context(|| format!("cannot connect to {url}"))?;
-        let (client, mut pushes, connection) = Client::builder(Requests, Made(Mutex::new(Some(connected))))
+        let (client, mut pushes, connection) = Client::builder(RequestProtocol, Established(Mutex::new(Some(connected))))
             .options(ClientOptions::default().reconnect(false))
             .build();
         tokio::spawn(connection.run());
         let welcome = tokio::time::timeout(CONNECT_TIMEOUT, pushes.recv()).await.ok().flatten();
         let welcome = welcome.and_then(|welcome| json(&welcome.frame)).filter(|welcome| welcome["type"] == "welcome");
         let time = welcome.and_then(|welcome| welcome["serverTime"].as_u64());
-        let time = time.ok_or_else(|| anyhow!("{url} is not a tidewire server: it sent no welcome"))?;
+        let time = time.ok_or_else(|| anyhow!("{url} is not a tidewire server: expected a welcome message"))?;
         Ok(Self { client, time, sent: 0, _pushes: pushes })
     }
 
@@ -90,7 +90,7 @@ impl Remote {
         let mut request = params;
         (request["id"], request["type"]) = (json!(self.sent), json!(operation));
         let reply = self.client.request(Message::text(request.to_string())).await?;
-        let mut reply = json(&reply).ok_or_else(|| anyhow!("the server sent a reply that is not JSON"))?;
+        let mut reply = json(&reply).ok_or_else(|| anyhow!("the reply of the server is not JSON"))?;
         if reply["type"] == "result" {
             return Ok(reply["data"].take());
         }
@@ -99,22 +99,22 @@ impl Remote {
     }
 }
 
-/// A connection that has been made.
-struct Made<S>(Mutex<Option<Connected<S>>>);
+/// A connector that returns an established connection, once.
+struct Established<S>(Mutex<Option<Connected<S>>>);
 
-impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Connect for Made<S> {
+impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Connect for Established<S> {
     type Socket = S;
 
     async fn connect(&self) -> io::Result<Connected<S>> {
-        let made = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        made.ok_or_else(|| io::ErrorKind::NotConnected.into())
+        let connected = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        connected.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
-/// The wire protocol, as a client of single requests speaks it.
-struct Requests;
+/// The wire protocol for one request at a time.
+struct RequestProtocol;
 
-impl ClientProtocol for Requests {
+impl ClientProtocol for RequestProtocol {
     type Frame = Message;
     type Codec = WebSocket;
 
@@ -123,7 +123,7 @@ impl ClientProtocol for Requests {
     }
 
     fn classify(&self, message: &Message) -> Incoming {
-        // Replies come in the order of the requests.
+        // Requests are sent one at a time, so a reply belongs to the oldest request.
         if json(message).is_some_and(|message| message.get("id").is_some()) {
             Incoming::NextReply
         } else {

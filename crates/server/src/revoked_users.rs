@@ -1,7 +1,7 @@
-//! The system bucket of revoked users, so that a revocation survives a restart.
+//! The system bucket of revoked users, which persists revocations across restarts.
 //!
-//! A row is a user, and expires with the revocation; the sweep of the store then removes it. While the server runs it looks at the
-//! list in memory only.
+//! Each row is a user. It expires together with the revocation and is then deleted by the sweep of the store. A running server reads
+//! only its list in memory.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::system::{SystemBucketError, SystemBuckets};
@@ -11,22 +11,22 @@ use crate::auth::Revocations;
 
 const BUCKET: &str = "$revoked_users";
 
-/// The field that the store itself knows: when a row expires, in milliseconds since 1970.
+/// The store's field for the expiry of a row, in milliseconds since 1970.
 const EXPIRES_AT: &str = "_expiresAt";
 
 pub(crate) fn declare(buckets: SystemBuckets) -> Result<SystemBuckets, SystemBucketError> {
     buckets.declare(BUCKET, &json!({"key": "userId", "schema": {"userId": {"type": "string"}}}))
 }
 
-/// Whether revocations are stored: the bucket is declared, and the store outlives the process.
+/// Returns whether revocations are persisted: the store is persistent and the bucket is declared.
 pub(crate) fn is_stored(store: &Store) -> bool {
     store.stats().is_persistent && store.snapshot().state.system_bucket(BUCKET).is_ok()
 }
 
-/// Adds the stored revocations to the list.
+/// Loads the stored revocations.
 pub(crate) fn restore(store: &Store, revocations: &Revocations) {
     let (snapshot, now) = (store.snapshot(), store.now());
-    // A store without the bucket has none: the embedding program has not declared it.
+    // The embedding program has not declared the bucket.
     let Ok(bucket) = snapshot.state.system_bucket(BUCKET) else { return };
     for record in bucket.rows().map(tidewire_store::Row::to_record) {
         if let (Some(user_id), Some(until)) =
@@ -37,7 +37,7 @@ pub(crate) fn restore(store: &Store, revocations: &Revocations) {
     }
 }
 
-/// Stores that a user is revoked until this time.
+/// Stores a revocation that expires at `until`.
 pub(crate) fn store(draft: &mut Draft, user_id: &str, until: u64) -> Result<(), StoreError> {
     let members = [("userId", json!(user_id)), (EXPIRES_AT, json!(until))];
     let record: Map<String, Json> = members.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();

@@ -1,4 +1,4 @@
-//! The server: starts, answers for itself, and stops.
+//! Starting, inspecting, reloading and stopping a server.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,24 +22,25 @@ use crate::protocol::disconnect::Disconnect;
 use crate::session::connection::{Connection, ConnectionInfo};
 use crate::state::ServerState;
 use crate::transport::http::Pages;
-use crate::transport::listener::{Listener, Phase};
+use crate::transport::listener::{Listener, ListenerPhase};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::{ServerOptions, revoked_users};
 
-/// Writes of a connection that wait for the disk together: as many as a busy client has in flight.
+/// Limit of the requests of one connection that are in flight. Only writes run concurrently, so this bounds the writes that share
+/// one fsync.
 const MAX_IN_FLIGHT: usize = 128;
-/// High-priority pushes that may wait. Only notices have a high priority.
-const MAX_NOTICES: usize = 16;
-/// Deltas that may wait for a connection; the limit on their bytes is usually reached first.
-const MAX_DELTAS: usize = 65_536;
-/// How long requests in flight may take when the client has left. Then they are given up: nobody reads the replies.
-const LEFT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long requests in flight may take when the grace period is over.
+/// Limit of queued high-priority pushes of a connection. Only notices have a high priority.
+const MAX_QUEUED_NOTICES: usize = 16;
+/// Limit of queued deltas of a connection. The limit on their bytes is usually reached first.
+const MAX_QUEUED_DELTAS: usize = 65_536;
+/// Timeout of the requests in flight after the client has disconnected. Their replies can no longer be read.
+const DISCONNECTED_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of the requests in flight after the grace period of a shutdown.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long connections may take to close when the grace period is over: the replies, then the close handshake.
+/// Time from the end of the grace period until all connections are closed. Includes [`REPLY_TIMEOUT`] and the close handshake.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A running server. Dropping it stops it at once.
+/// A running server. Dropping it stops the server immediately; [`stop`](Self::stop) shuts it down gracefully.
 ///
 /// ```
 /// use tidewire::{Server, ServerOptions};
@@ -62,17 +63,17 @@ pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     tls: Option<TlsServer>,
-    /// How far it is from its end.
-    stopping: watch::Sender<Phase>,
-    /// The listeners.
-    accepting: Vec<JoinHandle<()>>,
+    /// Tells the listeners and their connections to stop.
+    phase: watch::Sender<ListenerPhase>,
+    /// The tasks of the listeners.
+    listeners: Vec<JoinHandle<()>>,
 }
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The address cannot be listened on.
+    /// Binding the listening socket failed.
     #[error("cannot listen on {host}:{port}")]
     Listen {
         /// The host.
@@ -82,7 +83,7 @@ pub enum StartError {
         /// The cause.
         source: io::Error,
     },
-    /// The file of the certificate or key cannot be read.
+    /// The certificate or key file cannot be read.
     #[error("cannot read {}", file.display())]
     Read {
         /// The file.
@@ -91,40 +92,40 @@ pub enum StartError {
         source: io::Error,
     },
     /// The certificate or key is not valid.
-    #[error("the certificate or its key cannot be used")]
+    #[error("invalid TLS certificate or private key")]
     Tls(#[from] TlsError),
-    /// The path of the WebSocket is not valid.
-    #[error("\"{path}\" cannot be the path of the WebSocket: it must begin with a slash")]
+    /// The WebSocket path does not start with a slash.
+    #[error("invalid WebSocket path \"{path}\": expected a path that starts with a slash")]
     Path {
         /// The path.
         path: String,
     },
-    /// The PROXY protocol is on, and nobody may use it.
-    #[error("`proxy_protocol` needs `trusted_proxies`, the addresses that may send its header")]
+    /// `proxy_protocol` is set, but `trusted_proxies` is empty.
+    #[error("`proxy_protocol` requires `trusted_proxies`: the addresses of the proxies that send the header")]
     NoTrustedProxies,
-    /// A thread cannot be started.
+    /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
 
-/// Why a server was not reloaded. Its validator and its certificate are as before.
+/// Why a reload failed. The server keeps its previous validator and certificate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// The options turn auth on or off.
-    #[error("auth cannot be turned on or off while the server runs: restart it")]
+    /// The options enable or disable auth.
+    #[error("auth cannot be enabled or disabled by a reload; restart the server")]
     Auth,
-    /// The options turn TLS on or off.
-    #[error("TLS cannot be turned on or off while the server runs: restart it")]
+    /// The options enable or disable TLS.
+    #[error("TLS cannot be enabled or disabled by a reload; restart the server")]
     Tls,
-    /// The certificate or its key cannot be read or used.
+    /// The certificate or its key cannot be read or is invalid.
     #[error(transparent)]
     Certificate(#[from] StartError),
 }
 
 impl Server {
-    /// Declares the system buckets in which a server keeps its own state: the users that `server.revoke` has revoked. Without them
-    /// it serves the store as well, and forgets them when it stops.
+    /// Declares the system bucket in which a server persists the users revoked by `server.revoke`. A server also runs on a store
+    /// without it, but then revocations do not survive a restart.
     ///
     /// ```
     /// use tidewire::Server;
@@ -140,7 +141,7 @@ impl Server {
         revoked_users::declare(buckets)
     }
 
-    /// Listens, and serves the store until it is stopped. The store stays open.
+    /// Binds the listening sockets and starts to serve `store`. The server does not close the store when it stops.
     pub async fn start(store: Store, options: ServerOptions) -> Result<Self, StartError> {
         if !options.path.starts_with('/') {
             return Err(StartError::Path { path: options.path });
@@ -156,68 +157,67 @@ impl Server {
         };
         let state = Arc::new(ServerState::new(store, options).map_err(StartError::Thread)?);
         let supervisor = supervisor(&state);
-        let (stopping, stopped) = watch::channel(Phase::Open);
+        let (phase, phase_receiver) = watch::channel(ListenerPhase::Open);
         let pages = if admin.is_some() { Pages::Public } else { Pages::All };
-        let public = Listener::new(Arc::clone(&state), supervisor.clone(), tls.clone(), pages, stopped.clone());
-        let mut accepting = vec![tokio::spawn(public.run(listener))];
+        let public = Listener::new(Arc::clone(&state), supervisor.clone(), tls.clone(), pages, phase_receiver.clone());
+        let mut listeners = vec![tokio::spawn(public.run(listener))];
         let admin_address = admin.map(|(listener, address)| {
-            let admin = Listener::new(Arc::clone(&state), supervisor.clone(), None, Pages::Admin, stopped);
-            accepting.push(tokio::spawn(admin.run(listener)));
+            let admin = Listener::new(Arc::clone(&state), supervisor.clone(), None, Pages::Admin, phase_receiver);
+            listeners.push(tokio::spawn(admin.run(listener)));
             address
         });
-        Ok(Self { state, supervisor, address, admin_address, tls, stopping, accepting })
+        Ok(Self { state, supervisor, address, admin_address, tls, phase, listeners })
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The address of `/metrics` and of the details of `/health`, if they have one of their own
-    /// ([`admin_listen`](ServerOptions::admin_listen)).
+    /// Returns the address of the admin listener, if [`admin_listen`](ServerOptions::admin_listen) is set.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// The port that it listens on.
+    /// Returns the port on which the server listens.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// The URL for clients.
+    /// Returns the WebSocket URL for clients.
     pub fn url(&self) -> String {
         let scheme = if self.state.options.tls.is_some() { "wss" } else { "ws" };
         format!("{scheme}://{}{}", self.address, self.state.options.path)
     }
 
-    /// The number of connections, in-process clients included.
+    /// Returns the number of connections, including in-process clients.
     pub fn connection_count(&self) -> usize {
         self.state.connection_count()
     }
 
-    /// Whether it accepts connections.
+    /// Returns whether the server accepts connections.
     pub fn is_running(&self) -> bool {
-        *self.stopping.borrow() == Phase::Open
+        *self.phase.borrow() == ListenerPhase::Open
     }
 
-    /// The connections, in the order in which they were made.
+    /// Returns the connections: those over sockets in the order in which they were opened, then in-process clients.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         self.state.connections_info()
     }
 
-    /// Its state, and what it has done since its start.
+    /// Returns the current state of the server and its counters since it started.
     pub fn stats(&self) -> ServerStats {
         metrics::stats(&self.state, self.address)
     }
 
-    /// A client in this process, with this session or without a login. If the sessions of the user are revoked, its requests fail with
+    /// Creates an in-process client with a session, or without a login. If the user is revoked, its requests fail with
     /// `SESSION_REVOKED`.
     pub fn client(&self, session: impl Into<Option<Session>>) -> Client {
         Client::new(&self.state, session.into())
     }
 
-    /// Closes a connection, by its [id](ConnectionInfo::connection_id), with the code `normal_closure`. Returns whether there was
-    /// one. In-process clients are not closed: they end when they are dropped.
+    /// Closes the connection with this [id](ConnectionInfo::connection_id), with [`Disconnect::NORMAL_CLOSURE`]. Returns whether an
+    /// open connection was closed. In-process clients are not closed: drop them instead.
     pub fn disconnect(&self, connection_id: &str) -> bool {
         let connections = self.state.all_connections();
         let is_named =
@@ -226,8 +226,8 @@ impl Server {
         connection.is_some_and(|connection| connection.close(Disconnect::NORMAL_CLOSURE))
     }
 
-    /// Revokes the sessions that are selected: closes their connections, and refuses logins of their users for
-    /// [`revocation_ttl`](ServerOptions::revocation_ttl). Returns the number of connections.
+    /// Revokes the sessions for which `is_selected` returns true: closes their connections and rejects logins of their users for
+    /// [`revocation_ttl`](ServerOptions::revocation_ttl). Returns the number of closed connections.
     ///
     /// ```no_run
     /// # fn revoke(server: &tidewire::Server) {
@@ -239,20 +239,23 @@ impl Server {
         self.state.revoke(is_selected)
     }
 
-    /// Revokes the sessions of a user, also if it has no connection. Returns the number of connections. It holds in this process;
-    /// the operation `server.revoke` stores it as well, so that it holds after a restart.
+    /// Revokes the sessions of a user, even if the user has no connection. Returns the number of closed connections. The revocation
+    /// is kept in memory only; the operation `server.revoke` also persists it.
     pub fn revoke_user(&self, user_id: &str) -> usize {
         self.state.revocations.revoke(user_id, self.state.store.now());
         self.state.revoke(|session| session.user_id == user_id)
     }
 
-    /// Takes [`Auth::validator`](crate::auth::Auth::validator) and [`tls`](ServerOptions::tls) from these options, and reads the files of
-    /// the certificate again. The other options are not looked at. If there is an error, nothing has changed.
+    /// Applies [`Auth::validator`](crate::auth::Auth::validator) and [`tls`](ServerOptions::tls) of these options, and reads the
+    /// certificate files again. Other options are ignored. Returns the number of closed connections.
     ///
-    /// The validator is for all further logins. A session that it does not [keep](crate::auth::TokenValidator::keeps), such as one that
-    /// was logged in with a removed static token, ends at once: its connection is closed with
-    /// [`Disconnect::SESSION_REVOKED`]. The certificate is for new connections; open ones go on. Returns the number of
-    /// connections that were closed.
+    /// Later logins use the new validator. If it does not [keep](crate::auth::TokenValidator::keeps) a session, for example because its
+    /// static token was removed, the connection is closed with [`Disconnect::SESSION_REVOKED`]. New connections use the new
+    /// certificate; open connections are not affected.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the options enable or disable auth or TLS, or if the certificate is invalid. Then nothing has changed.
     pub fn reload(&self, options: &ServerOptions) -> Result<usize, ReloadError> {
         if options.auth.is_some() != self.state.auth.is_some() {
             return Err(ReloadError::Auth);
@@ -266,28 +269,28 @@ impl Server {
         Ok(validator.map_or(0, |validator| self.state.replace_validator(validator)))
     }
 
-    /// Shuts down gracefully: stops accepting, notifies all clients, serves them for the grace period or until they have left, and
-    /// closes the remaining connections. Returns when there are none.
+    /// Shuts down gracefully: stops accepting connections, notifies all clients, serves them until they disconnect or the grace
+    /// period ends, and closes the remaining connections. Returns when all connections are closed.
     ///
-    /// Dropping the future ends the grace period.
+    /// Dropping the future stops the server immediately.
     pub async fn stop(mut self, grace: Duration) {
-        self.stopping.send_replace(Phase::Stopping);
+        self.phase.send_replace(ListenerPhase::Stopping);
         let shutdown = Shutdown::default().grace(grace).deadline(grace.saturating_add(CLOSE_TIMEOUT));
         tokio::select! {
             () = self.supervisor.shutdown(shutdown) => {}
             never = self.close_after(grace.saturating_add(REPLY_TIMEOUT)) => match never {},
         }
-        let accepting = std::mem::take(&mut self.accepting);
+        let listeners = std::mem::take(&mut self.listeners);
         // The listeners end when the server is dropped.
         drop(self);
-        for accepting in accepting {
-            // A panic was logged by the panic hook.
-            let _ = accepting.await;
+        for listener in listeners {
+            // The panic hook has already logged a panic.
+            let _ = listener.await;
         }
     }
 
-    /// Closes the remaining connections over sockets after this time. Each has a request that has not ended; without this, its
-    /// client would get no close frame.
+    /// Closes the remaining socket connections after a delay. Each of them still has a request in flight. Without this, the
+    /// supervisor would abort them without a close frame.
     async fn close_after(&self, after: Duration) -> Infallible {
         tokio::time::sleep(after).await;
         for connection in self.state.all_connections().iter().filter(|connection| !connection.is_local()) {
@@ -300,21 +303,21 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.state.stop_local_clients();
-        // The listener ends the connections over sockets.
-        self.stopping.send_replace(Phase::Dropped);
+        // The listener closes the socket connections.
+        self.phase.send_replace(ListenerPhase::Dropped);
     }
 }
 
 fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
     let options = &state.options;
-    let timeouts = Timeouts::default().first_frame(None).half_closed(LEFT_TIMEOUT).tick(options.heartbeat.interval);
+    let timeouts = Timeouts::default().first_frame(None).half_closed(DISCONNECTED_TIMEOUT).tick(options.heartbeat.interval);
     let buffered = options.backpressure.max_buffered_bytes;
     let slots = options.connection_limits.max_subscriptions_per_connection.max(1);
     Supervisor::builder(WebSocketProtocol::new(state))
         .max_connections(options.max_connections)
         .max_in_flight(MAX_IN_FLIGHT)
-        .high_priority_capacity(MAX_NOTICES)
-        .low_priority_capacity(MAX_DELTAS)
+        .high_priority_capacity(MAX_QUEUED_NOTICES)
+        .low_priority_capacity(MAX_QUEUED_DELTAS)
         .push_bytes(buffered)
         .max_slots(slots)
         .slot_bytes(buffered)
@@ -330,7 +333,7 @@ async fn listen(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Star
     Ok((listener, address))
 }
 
-/// The TLS side of the listener.
+/// Creates the TLS acceptor from PEM files.
 pub(crate) fn tls(files: &crate::TlsFiles) -> Result<TlsServer, StartError> {
     let read = |file: &PathBuf| std::fs::read(file).map_err(|source| StartError::Read { file: file.clone(), source });
     let identity = Identity::from_pem(&read(&files.certificate)?, &read(&files.key)?)?;

@@ -1,4 +1,4 @@
-//! What all connections of a server share.
+//! The state shared by all connections of a server.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -26,12 +26,12 @@ use crate::session::rate_limit::{RateKey, RateLimiter};
 use crate::work::WorkPool;
 use crate::{ServerOptions, revoked_users};
 
-/// What all connections of a server share.
+/// The state shared by all connections of a server.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) capabilities: Capabilities,
-    /// The settings of auth, whose validator is [`Self::validator`].
+    /// The auth options. Their validator is [`Self::validator`].
     pub(crate) auth: Option<Arc<Auth>>,
     validator: Option<Arc<ReloadableValidator>>,
     pub(crate) store: Store,
@@ -39,26 +39,26 @@ pub(crate) struct ServerState {
     pub(crate) work: WorkPool,
     pub(crate) programmatic: ProgrammaticQueries,
     pub(crate) rate_limiter: Option<RateLimiter>,
-    /// None if no login is required.
+    /// `None` if clients need not log in.
     pub(crate) before_login: Option<BeforeLoginLimits>,
-    /// None if there are no logins.
+    /// `None` if auth is disabled.
     pub(crate) login_throttle: Option<LoginThrottle>,
     pub(crate) revocations: Revocations,
     pub(crate) counters: Counters,
-    /// The limit of the memory that connections over sockets hold.
+    /// The memory limit of all socket connections.
     pub(crate) memory: MemoryLimit,
     pub(crate) operations: OperationMetrics,
     pub(crate) started: Instant,
-    /// Subscriptions of all connections.
+    /// The number of subscriptions of all connections.
     pub(crate) subscriptions: AtomicUsize,
-    /// There is at most one backup at a time.
+    /// Whether a backup is running. At most one runs at a time.
     pub(crate) is_backing_up: AtomicBool,
     is_stopped: AtomicBool,
     /// The runtime on which the server was started.
     pub(crate) runtime: Handle,
     last_subscription: AtomicU64,
     last_local_client: AtomicU64,
-    /// Seeded randomly, so that no client can choose an owner with the same hash.
+    /// Randomly seeded, so that a client cannot choose a user name whose hash collides with that of another owner.
     owner_hasher: RandomState,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
 }
@@ -112,7 +112,7 @@ impl ServerState {
         })
     }
 
-    /// Returns the number under which the store charges the writes of a user or address. It is not 0, which is the program.
+    /// Returns the store's owner id for the writes of a user or address. It is never 0, the owner id of the embedding program.
     pub(crate) fn hash_owner(&self, owner: RateKey<'_>) -> u64 {
         self.owner_hasher.hash_one(owner).max(1)
     }
@@ -126,12 +126,12 @@ impl ServerState {
     }
 
     pub(crate) fn remove_connection(&self, connection: &Connection) {
-        // It is dropped after the lock is released.
+        // Dropped after the lock is released.
         let removed = self.connections().remove(&connection.number);
         drop(removed);
     }
 
-    /// Every connection, in the order in which they were made.
+    /// Returns all connections, ordered by number.
     pub(crate) fn all_connections(&self) -> Vec<Arc<Connection>> {
         self.connections().values().cloned().collect()
     }
@@ -148,48 +148,48 @@ impl ServerState {
         self.subscriptions.load(SeqCst)
     }
 
-    /// The number of the next subscription.
+    /// Allocates a subscription number.
     pub(crate) fn next_subscription(&self) -> u64 {
         self.last_subscription.fetch_add(1, Relaxed) + 1
     }
 
-    /// The number of the next in-process client. Sockets are numbered from one, these from the upper half.
+    /// Allocates a connection number for an in-process client. These numbers start above [`LOCAL_CLIENT_BASE`], those of sockets at 1.
     pub(crate) fn next_local_client(&self) -> u64 {
-        LOCAL_CLIENTS + self.last_local_client.fetch_add(1, Relaxed) + 1
+        LOCAL_CLIENT_BASE + self.last_local_client.fetch_add(1, Relaxed) + 1
     }
 
-    /// Whether the server has stopped: no in-process client is served any more.
+    /// Returns whether the server has stopped. In-process clients are no longer served then.
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped.load(SeqCst)
     }
 
-    /// Ends the in-process clients. Those over sockets are ended by their supervisor.
+    /// Closes the in-process clients. The supervisor closes the socket connections.
     pub(crate) fn stop_local_clients(&self) {
         self.is_stopped.store(true, SeqCst);
-        for connection in self.all_connections().iter().filter(|connection| connection.number > LOCAL_CLIENTS) {
+        for connection in self.all_connections().iter().filter(|connection| connection.number > LOCAL_CLIENT_BASE) {
             connection.close(Disconnect::SERVER_SHUTDOWN);
         }
     }
 
-    /// Whether clients have to log in.
+    /// Returns whether clients must log in.
     pub(crate) fn requires_auth(&self) -> bool {
         self.auth.as_ref().is_some_and(|auth| auth.required)
     }
 
-    /// Users and addresses whose count in a rate limit was reset because there were too many.
-    pub(crate) fn forgotten_rate_keys(&self) -> u64 {
-        self.rate_limiter.as_ref().map_or(0, RateLimiter::forgotten)
-            + self.before_login.as_ref().map_or(0, BeforeLoginLimits::forgotten)
-            + self.login_throttle.as_ref().map_or(0, LoginThrottle::forgotten)
+    /// Returns how many users and addresses were evicted from rate limiters because there were too many.
+    pub(crate) fn evicted_rate_keys(&self) -> u64 {
+        self.rate_limiter.as_ref().map_or(0, RateLimiter::evicted)
+            + self.before_login.as_ref().map_or(0, BeforeLoginLimits::evicted)
+            + self.login_throttle.as_ref().map_or(0, LoginThrottle::evicted)
     }
 
-    /// The bucket that a named query reads.
+    /// Returns the bucket that a named query reads.
     pub(crate) fn bucket_of_query(&self, name: &str) -> Option<String> {
         let config = self.store.snapshot().state.query_config(name).ok()?;
         config.get("bucket").and_then(Json::as_str).map(str::to_owned)
     }
 
-    /// Computes the programmatic query of a subscription on a thread that may block, unless that is scheduled already.
+    /// Schedules the programmatic query of a subscription on a blocking thread, unless it is already scheduled.
     pub(crate) fn compute_later(self: &Arc<Self>, subscription: u64) {
         if self.programmatic.schedule(subscription) {
             let server = Arc::clone(self);
@@ -197,28 +197,29 @@ impl ServerState {
         }
     }
 
-    /// Validates further logins by this validator, and ends the connections whose session it does not keep. Their users may log in
-    /// again with a token that it accepts. Returns how many connections there were.
+    /// Replaces the validator for later logins, and closes the connections whose session it does not keep. Their users may log in
+    /// again with a token that it accepts. Returns the number of closed connections.
     pub(crate) fn replace_validator(&self, validator: Arc<dyn TokenValidator>) -> usize {
         let Some(current) = &self.validator else { return 0 };
-        // Before the connections are looked at: a login either is seen there, or sees the new validator when it is checked again.
+        // Replaced before the connections are inspected: a concurrent login is either found below, or sees the new validator in its
+        // second check.
         current.replace(validator);
         self.end_sessions(|session| !current.keeps(session), |_| ())
     }
 
-    /// Ends the connections whose session is selected, and revokes their users. Returns how many connections there were.
+    /// Closes the connections whose session is selected, and revokes their users. Returns the number of closed connections.
     pub(crate) fn revoke(&self, is_selected: impl Fn(&Session) -> bool) -> usize {
         let now = self.store.now();
         self.end_sessions(is_selected, |session| self.revocations.revoke(&session.user_id, now))
     }
 
-    /// Ends the connections whose session is selected, each after `prepare`. Returns how many connections there were.
+    /// Closes the connections whose session is selected, and calls `prepare` before each. Returns the number of closed connections.
     fn end_sessions(&self, is_selected: impl Fn(&Session) -> bool, prepare: impl Fn(&Session)) -> usize {
         let end = |connection: &Arc<Connection>| {
             while let Some(login) = connection.login().filter(|login| is_selected(&login.session)) {
-                // Before the client learns of it and logs in again.
+                // Before the connection is closed, so that the client cannot log in again in between.
                 prepare(&login.session);
-                // If another user has logged in meanwhile, that session may be selected as well.
+                // If another user has logged in concurrently, that session may be selected as well.
                 if connection.revoke(&login) {
                     return true;
                 }
@@ -231,5 +232,5 @@ impl ServerState {
     }
 }
 
-/// The numbers of in-process clients are larger than this.
-pub(crate) const LOCAL_CLIENTS: u64 = 1 << 63;
+/// The connection numbers of in-process clients are greater than this.
+pub(crate) const LOCAL_CLIENT_BASE: u64 = 1 << 63;

@@ -1,10 +1,9 @@
-//! The pool for costly requests.
+//! The worker pool for expensive requests.
 //!
-//! An I/O thread serves many connections, so a request may take little time there. A read starts on the I/O thread with a small
-//! budget of work ([`INLINE_WORK`]), which is enough for nearly all. If it does not suffice, the read starts again here, over the
-//! same snapshot, and goes on until it is done or nobody waits for it any more. Large messages are parsed here as well. The work of
-//! a connection is done one piece at a time, and the threads have a low priority, so that a costly request delays others of its
-//! kind and not the cheap ones.
+//! An I/O thread serves many connections, so a request must not occupy it for long. A read starts on the I/O thread with a small
+//! work budget ([`MAX_INLINE_WORK`]), which suffices for most reads. If the budget is exceeded, the read is restarted on the pool
+//! over the same snapshot, and runs until it is done or cancelled. Large messages are parsed on the pool as well. Each connection
+//! runs one job at a time, and the threads have a low priority, so that expensive requests delay each other but not cheap ones.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,59 +14,59 @@ use tokio::sync::oneshot;
 
 use crate::{Code, RequestError};
 
-/// The work that a read may take on an I/O thread: about a tenth of a millisecond.
-pub(crate) const INLINE_WORK: u64 = 100_000;
-/// Messages that are longer are parsed on the pool. A connection has one such message in flight, so it is longer than the batches
-/// of most bulk loads.
-pub(crate) const INLINE_MESSAGE: usize = 64 << 10;
-/// Requests that may wait for a thread, of all connections.
-const MAX_WAITING: usize = 4096;
-/// Requests of one connection that may wait for a thread. A socket has one, a client in this process may have several.
-const MAX_WAITING_PER_CONNECTION: usize = 64;
-/// How much lower than usual the priority of the threads is, on the scale of `nice`.
+/// Work budget of a read on an I/O thread: about 0.1 ms.
+pub(crate) const MAX_INLINE_WORK: u64 = 100_000;
+/// Longer messages are parsed on the pool. A connection has only one of them in flight, so this is larger than the batches of most
+/// bulk loads.
+pub(crate) const MAX_INLINE_MESSAGE_BYTES: usize = 64 << 10;
+/// Limit of the queued jobs of all connections.
+const MAX_QUEUED_JOBS: usize = 4096;
+/// Limit of the queued jobs of one connection. A socket has at most one, an in-process client may have several.
+const MAX_QUEUED_JOBS_PER_CONNECTION: usize = 64;
+/// Niceness of the threads relative to the process.
 const NICENESS: u8 = 10;
 
-/// Work that is done once. Taken out of the message, so that none is left among the dead letters of the pool after a panic.
+/// A job. The worker takes it out of its message before it runs, so that a panic leaves no job in the dead letters of the pool.
 type Job = Option<Box<dyn FnOnce() + Send>>;
 
-/// Threads for costly requests.
+/// The worker pool for expensive requests.
 #[derive(Debug)]
 pub(crate) struct WorkPool {
     pool: Pool<Job>,
-    /// The number of requests that wait or are worked on. That of the pool may include some that have just ended.
+    /// The number of queued and running jobs. Counted here because the pool may still count jobs that have just finished.
     depth: Arc<AtomicUsize>,
-    /// The number of requests that were not run because of the memory limit.
-    refused: AtomicU64,
+    /// The number of requests rejected because of the memory limit.
+    memory_rejected: AtomicU64,
 }
 
-/// A request that waits or is worked on.
-struct Counted(Arc<AtomicUsize>);
+/// Counts a queued or running job until it is dropped.
+struct DepthGuard(Arc<AtomicUsize>);
 
-impl Counted {
+impl DepthGuard {
     fn new(depth: &Arc<AtomicUsize>) -> Self {
         depth.fetch_add(1, Relaxed);
         Self(Arc::clone(depth))
     }
 }
 
-impl Drop for Counted {
+impl Drop for DepthGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
-/// Whether the result of some work is still wanted.
+/// Tells a job whether its caller is gone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Cancelled(Arc<AtomicBool>);
+pub(crate) struct CancelToken(Arc<AtomicBool>);
 
-impl Cancelled {
+impl CancelToken {
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.load(Relaxed)
     }
 }
 
-/// Cancels work when it is dropped.
-struct CancelOnDrop(Cancelled);
+/// Cancels a job when it is dropped.
+struct CancelOnDrop(CancelToken);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -77,7 +76,7 @@ impl Drop for CancelOnDrop {
 
 impl WorkPool {
     pub(crate) fn start() -> Result<Self, BuildError> {
-        // More threads than cores, so that a few long requests leave some for others.
+        // More threads than cores, so that a few long requests do not occupy all of them.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let handle = |message: &mut Message<Job>, _: &mut Context<'_, Job>| {
             if let Some(job) = message.payload.take() {
@@ -88,68 +87,67 @@ impl WorkPool {
         let pool = Pool::builder()
             .name("tidewire-work")
             .workers((2 * cores).clamp(4, 32))
-            .messages(MAX_WAITING)
-            .key_messages(MAX_WAITING_PER_CONNECTION)
+            .messages(MAX_QUEUED_JOBS)
+            .key_messages(MAX_QUEUED_JOBS_PER_CONNECTION)
             .niceness(NICENESS)
             .start(handle)?;
-        Ok(Self { pool, depth: Arc::default(), refused: AtomicU64::new(0) })
+        Ok(Self { pool, depth: Arc::default(), memory_rejected: AtomicU64::new(0) })
     }
 
-    /// Does work for a connection when its earlier work is done. Dropping the future cancels it.
+    /// Runs a job after the earlier jobs of its connection. Dropping the future cancels it.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         connection: u64,
-        work: impl FnOnce(&Cancelled) -> T + Send + 'static,
+        work: impl FnOnce(&CancelToken) -> T + Send + 'static,
     ) -> impl Future<Output = Result<T, RequestError>> + Send + 'static {
         let (reply, result) = oneshot::channel();
-        let cancelled = Cancelled::default();
+        let cancelled = CancelToken::default();
         let guard = CancelOnDrop(cancelled.clone());
-        let counted = Counted::new(&self.depth);
+        let depth_guard = DepthGuard::new(&self.depth);
         let job = move || {
-            let _counted = counted;
+            let _depth_guard = depth_guard;
             if !cancelled.is_cancelled() {
-                // The caller may have gone away meanwhile.
+                // The caller may be gone.
                 let _ = reply.send(work(&cancelled));
             }
         };
         let submitted = self.pool.try_submit(Message::new(Key::of(&connection), Some(Box::new(job))));
-        let submitted = submitted.map(drop).map_err(|_| busy());
+        let submitted = submitted.map(drop).map_err(|_| queue_full());
         async move {
             let _guard = guard;
             submitted?;
-            result.await.map_err(|_| RequestError::internal(&Lost))
+            result.await.map_err(|_| RequestError::internal(&JobPanicked))
         }
     }
 
-    /// The number of requests that wait or are worked on.
+    /// Returns the number of queued and running jobs.
     pub(crate) fn depth(&self) -> usize {
         self.depth.load(Relaxed)
     }
 
-    /// The number of requests that were begun here.
+    /// Returns the number of jobs that were submitted.
     pub(crate) fn submitted(&self) -> u64 {
         self.pool.stats().submitted
     }
 
-    /// Refuses a request because the connections hold more memory than they may.
-    pub(crate) fn refuse(&self) -> RequestError {
-        self.refused.fetch_add(1, Relaxed);
-        let message = "the connections of the server hold too much memory: try again later; this request was not run";
+    /// Counts a request that is rejected because the memory limit of the connections is exceeded. Returns its error.
+    pub(crate) fn reject_for_memory(&self) -> RequestError {
+        self.memory_rejected.fetch_add(1, Relaxed);
+        let message = "the memory limit of the server is exceeded; the request was not run, try again later";
         RequestError::new(Code::Backpressure, message)
     }
 
-    /// The number of requests that were refused because too many waited, or because of the memory limit.
+    /// Returns the number of requests rejected because the queue was full or the memory limit was exceeded.
     pub(crate) fn rejected(&self) -> u64 {
-        self.pool.stats().rejected + self.refused.load(Relaxed)
+        self.pool.stats().rejected + self.memory_rejected.load(Relaxed)
     }
 }
 
-fn busy() -> RequestError {
-    let message = "too many costly requests wait for a thread: try again later; this one was not run";
+fn queue_full() -> RequestError {
+    let message = "too many expensive requests are queued; the request was not run, try again later";
     RequestError::new(Code::Backpressure, message)
 }
 
-/// The work panicked.
 #[derive(Debug, thiserror::Error)]
-#[error("the request panicked on the pool")]
-struct Lost;
+#[error("a job panicked on the worker pool")]
+struct JobPanicked;

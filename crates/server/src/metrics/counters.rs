@@ -1,50 +1,51 @@
-//! Counters of the server.
+//! Event counters of the server.
 
 use std::sync::atomic::AtomicU64;
 
-/// What has happened since the start. Requests are counted by [operation](super::operations::OperationMetrics).
+/// Event counters since the start of the server. Requests are counted per
+/// [operation](super::operations::OperationMetrics).
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Messages that were not valid requests.
     pub(crate) invalid: AtomicU64,
-    /// Requests refused by the rate limit.
+    /// Requests rejected by the rate limit.
     pub(crate) rate_limited: AtomicU64,
-    /// Requests not run because the client does not read.
+    /// Requests rejected because the client does not read its pushes.
     pub(crate) backpressure: AtomicU64,
     /// Requests that missed their deadline.
     pub(crate) timed_out: AtomicU64,
     /// Requests that were logged as slow.
     pub(crate) slow: AtomicU64,
     pub(crate) logins_failed: AtomicU64,
-    /// Logins refused because their address had failed too often.
+    /// Logins rejected because of too many failed logins from the address.
     pub(crate) logins_throttled: AtomicU64,
-    /// Connections closed because no login came in time.
+    /// Connections closed because the client did not log in within the login timeout.
     pub(crate) logins_timed_out: AtomicU64,
-    /// Messages refused because their address sent too many before a login.
+    /// Messages rejected by the rate limit before login.
     pub(crate) before_login_limited: AtomicU64,
-    /// Connections refused because their address has too many, in all or before a login.
+    /// Connections rejected because their address has too many, in total or before login.
     pub(crate) refused_connections: AtomicU64,
-    /// Connections closed because the client does not read.
+    /// Connections closed because the client did not read its pushes.
     pub(crate) slow_consumers: AtomicU64,
-    /// Connections closed because no pong came.
+    /// Connections closed because no pong arrived.
     pub(crate) heartbeats_missed: AtomicU64,
     /// Connections closed because their session was revoked.
     pub(crate) revoked: AtomicU64,
     /// Connections closed by a panic.
     pub(crate) panics: AtomicU64,
-    /// Subscriptions that the server has ended.
+    /// Subscriptions ended by the server.
     pub(crate) subscriptions_ended: AtomicU64,
-    /// Pushes dropped because the buffer of the connection was full.
+    /// Pushes dropped because the push buffer was full.
     pub(crate) held_back: AtomicU64,
-    /// Requests refused because of their origin or host.
+    /// HTTP requests rejected because of their origin or host.
     pub(crate) bad_origins: AtomicU64,
-    /// Requests with forwarding headers from peers that are not trusted proxies.
+    /// HTTP requests with forwarding headers from peers that are not trusted proxies.
     pub(crate) forwarded_ignored: AtomicU64,
-    /// Requests of trusted proxies whose forwarding headers do not name the client.
+    /// HTTP requests from trusted proxies with invalid forwarding headers.
     pub(crate) forwarded_invalid: AtomicU64,
-    /// Sockets closed because of the PROXY protocol.
+    /// Sockets closed because of a missing, invalid or untrusted PROXY protocol header.
     pub(crate) proxy_headers_refused: AtomicU64,
-    /// Sockets refused because there were too many, in all or from one address.
+    /// Sockets rejected because there were too many, in total or from one address.
     pub(crate) refused_sockets: AtomicU64,
     pub(crate) backups: AtomicU64,
     pub(crate) backups_failed: AtomicU64,

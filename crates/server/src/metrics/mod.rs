@@ -1,4 +1,4 @@
-//! The state of a server and what it has done: for the embedding program, for `/health` and for `/metrics`.
+//! Statistics and metrics of a server: [`ServerStats`], `/health` and `/metrics`.
 
 pub(crate) mod counters;
 pub(crate) mod operations;
@@ -13,29 +13,29 @@ use serde_json::{Value as Json, json};
 use crate::ops::server_stats;
 use crate::state::ServerState;
 
-/// The state of a server, and what it has done since its start.
+/// The current state of a server, and its counters since it started.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ServerStats {
-    /// Its name.
+    /// The name of the server.
     pub name: String,
-    /// The address that it listens on.
+    /// The address on which the server listens.
     pub address: SocketAddr,
-    /// How long it has been running.
+    /// The time since the server started.
     pub uptime: Duration,
-    /// Connections, in-process clients included.
+    /// The number of connections, including in-process clients.
     pub connections: usize,
-    /// Connections that are logged in.
+    /// The number of connections that are logged in.
     pub authenticated: usize,
-    /// Subscriptions of all connections.
+    /// The number of subscriptions of all connections.
     pub subscriptions: usize,
-    /// Requests that have ended, successful or not.
+    /// The number of requests that have ended, successfully or not.
     pub requests: u64,
-    /// Requests that were answered with an error.
+    /// The number of requests that were answered with an error.
     pub failed: u64,
-    /// Connections that were ended by a panic.
+    /// The number of connections closed by a panic.
     pub panics: u64,
-    /// Connections that were closed because their client did not read.
+    /// The number of connections closed because the client did not read its pushes.
     pub slow_consumers: u64,
     /// The result of `server.stats`.
     pub wire: Json,
@@ -59,9 +59,9 @@ pub(crate) fn stats(server: &ServerState, address: SocketAddr) -> ServerStats {
     }
 }
 
-/// The answer of `/health`.
+/// The response of `/health`.
 pub(crate) struct Health {
-    /// Whether the server can do its work.
+    /// Whether the store accepts writes.
     pub(crate) is_ok: bool,
     uptime: Duration,
 }
@@ -71,7 +71,7 @@ pub(crate) fn health(server: &ServerState) -> Health {
 }
 
 impl Health {
-    /// What everybody may know.
+    /// Returns the part without details, for unauthenticated clients.
     pub(crate) fn to_public_json(&self) -> Json {
         json!({"status": if self.is_ok { "ok" } else { "unavailable" }})
     }

@@ -1,4 +1,4 @@
-//! Requests by operation and outcome, and how long they took.
+//! Request counts and latency histograms per operation.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,21 +7,21 @@ use std::time::Duration;
 use crate::Code;
 use crate::ops::table::{OPERATIONS, OperationId};
 
-/// The upper bounds of the latency buckets, in microseconds. Reads take single microseconds and durable writes some hundreds;
-/// past ten seconds a request is close to its deadline.
-const BOUNDS: [u64; 15] =
+/// Upper bounds of the latency histogram, in microseconds. Reads take a few microseconds and durable writes a few hundred. Above ten
+/// seconds a request is close to the default timeout.
+const LATENCY_BOUNDS_MICROS: [u64; 15] =
     [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 25_000, 100_000, 500_000, 2_500_000, 10_000_000];
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum RequestOutcome {
     Ok,
     Failed(Code),
-    /// Its connection was closed before it had an outcome.
+    /// The connection was closed before the request was done.
     Abandoned,
 }
 
-impl Ended {
+impl RequestOutcome {
     const COUNT: usize = Code::ALL.len() + 2;
 
     fn all() -> impl Iterator<Item = Self> {
@@ -37,7 +37,7 @@ impl Ended {
         }
     }
 
-    /// The value of the label `outcome`.
+    /// Returns the value of the metric label `outcome`.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -47,19 +47,19 @@ impl Ended {
     }
 }
 
-/// Requests by operation and outcome.
+/// The metrics of all operations.
 #[derive(Debug)]
 pub(crate) struct OperationMetrics {
-    /// One for each operation, and a last one for requests to unknown operations.
+    /// One entry per operation, and a last one for unknown operations.
     by_operation: Box<[OperationMetric]>,
 }
 
 #[derive(Debug, Default)]
 struct OperationMetric {
-    /// Requests by outcome, but for successful ones: those are all others.
-    outcomes: [AtomicU64; Ended::COUNT],
-    /// Requests by latency, each counted once; the last bucket has no upper bound.
-    latency: [AtomicU64; BOUNDS.len() + 1],
+    /// Requests by outcome. Successful requests are not counted here; their number is the difference to all requests.
+    outcomes: [AtomicU64; RequestOutcome::COUNT],
+    /// Requests by latency, not cumulative. The last bucket has no upper bound.
+    latency: [AtomicU64; LATENCY_BOUNDS_MICROS.len() + 1],
     micros: AtomicU64,
 }
 
@@ -68,11 +68,11 @@ impl OperationMetric {
         sum(&self.latency)
     }
 
-    fn count(&self, ended: Ended) -> u64 {
-        match ended {
-            // A request that is recorded meanwhile may be counted in one place only.
-            Ended::Ok => self.requests().saturating_sub(sum(&self.outcomes)),
-            ended => self.outcomes[ended.index()].load(Relaxed),
+    fn count(&self, outcome: RequestOutcome) -> u64 {
+        match outcome {
+            // A concurrently recorded request may be in only one of the two counters.
+            RequestOutcome::Ok => self.requests().saturating_sub(sum(&self.outcomes)),
+            outcome => self.outcomes[outcome.index()].load(Relaxed),
         }
     }
 }
@@ -84,28 +84,28 @@ impl Default for OperationMetrics {
 }
 
 impl OperationMetrics {
-    pub(crate) fn record(&self, operation: Option<OperationId>, ended: Ended, took: Duration) {
+    pub(crate) fn record(&self, operation: Option<OperationId>, outcome: RequestOutcome, took: Duration) {
         let metric = &self.by_operation[operation.map_or(OPERATIONS.len(), OperationId::index)];
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        if ended != Ended::Ok {
-            metric.outcomes[ended.index()].fetch_add(1, Relaxed);
+        if outcome != RequestOutcome::Ok {
+            metric.outcomes[outcome.index()].fetch_add(1, Relaxed);
         }
-        metric.latency[BOUNDS.partition_point(|bound| *bound < micros)].fetch_add(1, Relaxed);
+        metric.latency[LATENCY_BOUNDS_MICROS.partition_point(|bound| *bound < micros)].fetch_add(1, Relaxed);
         metric.micros.fetch_add(micros, Relaxed);
     }
 
-    /// Requests that have ended.
+    /// Returns the number of requests that have ended.
     pub(crate) fn requests(&self) -> u64 {
         self.by_operation.iter().map(OperationMetric::requests).sum()
     }
 
-    /// Requests that were answered with an error.
+    /// Returns the number of requests that were answered with an error.
     pub(crate) fn failed(&self) -> u64 {
-        let errors = 1..Ended::COUNT - 1;
+        let errors = 1..RequestOutcome::COUNT - 1;
         self.by_operation.iter().map(|metric| sum(&metric.outcomes[errors.clone()])).sum()
     }
 
-    /// Appends the metrics in the text format of Prometheus. Operations that were not used have no lines.
+    /// Appends the metrics in the Prometheus text format. Operations without requests are omitted.
     pub(super) fn append(&self, out: &mut String) {
         let used: Vec<(&str, &OperationMetric)> = self
             .by_operation
@@ -118,19 +118,19 @@ impl OperationMetrics {
         let _ =
             write!(out, "# HELP {name} Requests that have ended, by operation and outcome\n# TYPE {name} counter\n");
         for (operation, metric) in &used {
-            for ended in Ended::all() {
-                let count = metric.count(ended);
+            for outcome in RequestOutcome::all() {
+                let count = metric.count(outcome);
                 if count > 0 {
-                    let outcome = ended.label();
+                    let outcome = outcome.label();
                     let _ = writeln!(out, "{name}{{operation=\"{operation}\",outcome=\"{outcome}\"}} {count}");
                 }
             }
         }
         let name = "tidewire_operation_duration_seconds";
-        let _ = write!(out, "# HELP {name} Latency of requests, by operation\n# TYPE {name} histogram\n");
+        let _ = write!(out, "# HELP {name} Request latency, by operation\n# TYPE {name} histogram\n");
         for (operation, metric) in &used {
             let mut count = 0;
-            for (bucket, bound) in metric.latency.iter().zip(BOUNDS.iter().map(Some).chain([None])) {
+            for (bucket, bound) in metric.latency.iter().zip(LATENCY_BOUNDS_MICROS.iter().map(Some).chain([None])) {
                 count += bucket.load(Relaxed);
                 let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| seconds(*bound));
                 let _ = writeln!(out, "{name}_bucket{{operation=\"{operation}\",le=\"{bound}\"}} {count}");
@@ -146,7 +146,7 @@ fn sum(counters: &[AtomicU64]) -> u64 {
     counters.iter().map(|counter| counter.load(Relaxed)).sum()
 }
 
-/// Microseconds as seconds, without trailing zeros.
+/// Formats microseconds as seconds, without trailing zeros.
 fn seconds(micros: u64) -> String {
     let text = format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -157,20 +157,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_outcome_has_a_counter_of_its_own() {
-        let indexes: Vec<usize> = Ended::all().map(Ended::index).collect();
-        assert_eq!(indexes, (0..Ended::COUNT).collect::<Vec<_>>());
+    fn every_outcome_has_its_own_index() {
+        let indexes: Vec<usize> = RequestOutcome::all().map(RequestOutcome::index).collect();
+        assert_eq!(indexes, (0..RequestOutcome::COUNT).collect::<Vec<_>>());
     }
 
     #[test]
     fn requests_are_counted_by_operation_outcome_and_latency() {
         let metrics = OperationMetrics::default();
         let get = OperationId::named("store.get");
-        metrics.record(get, Ended::Ok, Duration::from_micros(5));
-        metrics.record(get, Ended::Ok, Duration::from_micros(6));
-        metrics.record(get, Ended::Failed(Code::BucketNotDefined), Duration::from_secs(11));
-        metrics.record(None, Ended::Failed(Code::UnknownOperation), Duration::ZERO);
-        metrics.record(get, Ended::Abandoned, Duration::from_millis(1));
+        metrics.record(get, RequestOutcome::Ok, Duration::from_micros(5));
+        metrics.record(get, RequestOutcome::Ok, Duration::from_micros(6));
+        metrics.record(get, RequestOutcome::Failed(Code::BucketNotDefined), Duration::from_secs(11));
+        metrics.record(None, RequestOutcome::Failed(Code::UnknownOperation), Duration::ZERO);
+        metrics.record(get, RequestOutcome::Abandoned, Duration::from_millis(1));
         assert_eq!((metrics.requests(), metrics.failed()), (5, 2));
         let mut page = String::new();
         metrics.append(&mut page);

@@ -1,4 +1,4 @@
-//! Logging in and out.
+//! Login, logout and `auth.whoami`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value as Json, json};
 
 use super::review::review;
-use super::{Answer, Call, Handled, Outcome};
+use super::{Answer, Call, HandlerResult, ReplyResult};
 use crate::auth::Session;
 use crate::protocol::reply::Data;
 use crate::session::caller::{Caller, Login};
@@ -16,7 +16,7 @@ use crate::session::login_throttle::{LoginThrottle, Throttled};
 use crate::state::ServerState;
 use crate::{Code, RateLimit, RequestError};
 
-pub(super) fn login(call: &Call<'_>) -> Handled {
+pub(super) fn login(call: &Call<'_>) -> HandlerResult {
     let token = call.params.text("token").map(Cow::into_owned)?;
     call.admit()?;
     check_throttle(call.server, call.connection)?;
@@ -24,17 +24,17 @@ pub(super) fn login(call: &Call<'_>) -> Handled {
     Ok(Answer::later(async move { log_in(&server, &connection, &token).await }))
 }
 
-pub(super) fn logout(call: &Call<'_>) -> Handled {
+pub(super) fn logout(call: &Call<'_>) -> HandlerResult {
     call.admit()?;
     let (server, connection) = (Arc::clone(call.server), Arc::clone(call.connection));
-    // Later, because the owner of the connection must do it: this may run on the pool.
+    // Deferred, because this may run on the pool, and only the owner of the connection may change its login.
     Ok(Answer::later(async move {
         change_login(&server, &connection, None);
         Ok(Data::text("{\"loggedOut\":true}"))
     }))
 }
 
-pub(super) fn whoami(call: &Call<'_>) -> Handled {
+pub(super) fn whoami(call: &Call<'_>) -> HandlerResult {
     call.admit()?;
     let now = call.server.store.now();
     let Some(login) = call.connection.login().filter(|login| !login.session.is_expired(now)) else {
@@ -47,10 +47,10 @@ pub(super) fn whoami(call: &Call<'_>) -> Handled {
     Ok(whoami.into())
 }
 
-/// A failed login leaves the previous session in place, unless the sessions of the user are revoked.
-async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: &str) -> Outcome {
+/// Validates a token and changes the login of the connection. A failed login keeps the previous session, unless the user is revoked.
+async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: &str) -> ReplyResult {
     let Some(auth) = server.auth.clone() else {
-        return Err(RequestError::new(Code::UnknownOperation, "this server has no logins"));
+        return Err(RequestError::new(Code::UnknownOperation, "auth is not enabled on this server"));
     };
     let now = server.store.now();
     let validated = auth.validator.validate(token, now).await.map_err(|error| RequestError::internal(&error))?;
@@ -60,7 +60,7 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     };
     let reply = session_json(&session);
     let login = Arc::new(Login::new(session, &auth));
-    // Revoked, or logged in with a token that a reload has removed meanwhile.
+    // The user is revoked, or a concurrent reload has removed the token.
     let is_revoked = || {
         let session = &login.session;
         server.revocations.is_revoked(&session.user_id, now) || !auth.validator.keeps(session)
@@ -68,21 +68,21 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     if !is_revoked() {
         change_login(server, connection, Some(Arc::clone(&login)));
     }
-    // Checked again when a revocation can find the session: either it ends the session, or this check sees it.
+    // Checked again after the login is visible to revocations: a concurrent revocation either ends the session or is seen here.
     if is_revoked() {
-        record_failure(server, connection, "the sessions of the user were revoked");
+        record_failure(server, connection, "user revoked");
         change_login(server, connection, None);
         return Err(RequestError::new(Code::SessionRevoked, "the sessions of this user were revoked"));
     }
     Ok(reply.into())
 }
 
-/// The throttle of the address of a connection. In-process clients have no address.
+/// Returns the login throttle, unless the client is in-process and has no address.
 fn throttle<'a>(server: &'a ServerState, connection: &Connection) -> Option<&'a LoginThrottle> {
     server.login_throttle.as_ref().filter(|_| !connection.is_local())
 }
 
-/// Refuses a login of an address that has failed too often, before the validator has work with it.
+/// Rejects a login from an address with too many failed logins, before the token is validated.
 fn check_throttle(server: &ServerState, connection: &Connection) -> Result<(), RequestError> {
     let Some(throttle) = throttle(server, connection) else { return Ok(()) };
     throttle.check(connection.address, server.store.now()).inspect_err(|_| {
@@ -90,7 +90,7 @@ fn check_throttle(server: &ServerState, connection: &Connection) -> Result<(), R
     })
 }
 
-/// Counts and logs a failed login. The token is not logged: a mistyped one may be somebody's.
+/// Counts and logs a failed login. The token is not logged, because it may be a mistyped valid one.
 fn record_failure(server: &ServerState, connection: &Connection, reason: &'static str) {
     server.counters.logins_failed.fetch_add(1, Relaxed);
     tracing::debug!(%connection, address = %connection.address, reason, "login failed");
@@ -102,8 +102,8 @@ fn record_failure(server: &ServerState, connection: &Connection, reason: &'stati
     }
 }
 
-/// Replaces the login of a connection. Called by the owner of the connection, so no subscription is polled meanwhile, and none shows
-/// rows of another user.
+/// Replaces the login of a connection and reviews its subscriptions. Called by the owner of the connection, so no subscription is
+/// polled concurrently, and none delivers rows that only the previous user may see.
 fn change_login(server: &ServerState, connection: &Arc<Connection>, login: Option<Arc<Login>>) {
     if login.is_some() || connection.login().is_some() {
         review(connection, &Caller::new(server.auth.clone(), login.clone()));

@@ -1,10 +1,10 @@
-//! Explaining permissions.
+//! `auth.explain`: explains permissions.
 
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::{Answer, Call, Handled, Target};
+use super::{Answer, Call, HandlerResult, Target};
 use crate::auth::Session;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -12,18 +12,18 @@ use crate::session::caller::{Caller, Login};
 use crate::session::explanation::operation_named;
 use crate::{Code, RequestError};
 
-/// The roles that a session may have in a question. Each is compared with each rule.
+/// Limit of the roles in a request. Each role is compared with every rule.
 const MAX_ROLES: usize = 100;
 
-/// Explains whether a client may use an operation: a connection, a session that the request describes, or a client without a login.
-pub(super) fn explain(call: &Call<'_>) -> Handled {
+/// Explains whether a client may use an operation. The client is a connection, a session described by the request, or anonymous.
+pub(super) fn explain(call: &Call<'_>) -> HandlerResult {
     let params = call.params;
     let operation = operation_named(&params.text("operation")?)?;
     let bucket = params.optional_text("bucket")?;
     let connection = params.optional_text("connectionId")?;
     let session = session(params)?;
     if connection.is_some() && session.is_some() {
-        let message = "\"connectionId\" and a session (\"userId\", \"roles\", \"metadata\") cannot both be given";
+        let message = "\"connectionId\" cannot be combined with \"userId\", \"roles\" or \"metadata\"";
         return Err(RequestError::invalid(message));
     }
     call.admit_to(Target::Everything)?;
@@ -33,9 +33,9 @@ pub(super) fn explain(call: &Call<'_>) -> Handled {
             let connections = server.all_connections();
             let Some(connection) = connections.iter().find(|connection| connection.to_string() == *id) else {
                 let shown: String = id.chars().take(64).collect();
-                return Err(RequestError::new(Code::NotFound, format!("there is no connection \"{shown}\"")));
+                return Err(RequestError::new(Code::NotFound, format!("connection \"{shown}\" does not exist")));
             };
-            // The next request of an expired session ends it.
+            // An expired session counts as no login: the next request of the connection ends it.
             connection.login().filter(|login| !login.session.is_expired(server.store.now()))
         }
         (None, Some(session)) => server.auth.as_ref().map(|auth| Arc::new(Login::new(session, auth))),
@@ -45,7 +45,7 @@ pub(super) fn explain(call: &Call<'_>) -> Handled {
     Data::from(explanation.to_json()).within(server.options.max_result_bytes).map(Answer::Now)
 }
 
-/// The session that a request describes, if it does.
+/// Returns the session that a request describes, if any.
 fn session(params: &Params<'_>) -> Result<Option<Session>, RequestError> {
     let user_id = params.optional_text("userId")?;
     let roles = params.given("roles").map(|_| roles(params)).transpose()?;
@@ -61,12 +61,12 @@ fn session(params: &Params<'_>) -> Result<Option<Session>, RequestError> {
 fn roles(params: &Params<'_>) -> Result<Vec<String>, RequestError> {
     let roles = params.array("roles")?;
     if roles.len() > MAX_ROLES {
-        let message = format!("\"roles\" has {} elements, and at most {MAX_ROLES} are allowed", roles.len());
+        let message = format!("\"roles\" has {} elements; at most {MAX_ROLES} are allowed", roles.len());
         return Err(RequestError::invalid(message));
     }
     let role = |(index, role)| match role {
         Json::String(role) => Ok(role),
-        _ => Err(RequestError::invalid(format!("\"roles[{index}]\" must be a string: the name of a role"))),
+        _ => Err(RequestError::invalid(format!("\"roles[{index}]\" must be a string"))),
     };
     roles.into_iter().enumerate().map(role).collect()
 }

@@ -1,8 +1,8 @@
-//! The path of one request, without its transport: admit, execute, outcome.
+//! The path of a request, independent of its transport.
 //!
-//! A transport hands in a connection and a request, and gets the outcome now or as a future. On the way the session, the tier,
-//! the permission and the rate limit are checked, the deadline is kept, and the request is counted, timed and logged, exactly
-//! once, whatever becomes of it.
+//! A transport passes a connection and a request, and receives the result immediately or as a future. The handler checks the
+//! session, the tier, the permission and the rate limit, enforces the request timeout, and counts, times and logs the request
+//! exactly once, even if it is abandoned.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use std::time::Instant;
 use tracing::{Instrument as _, Span, field};
 
 use super::table::{Effect, OperationId, Scope};
-use super::{Answer, Call, Handled, Outcome, OutcomeFuture, Progress, limit_rate, unavailable};
+use super::{Answer, Call, HandlerResult, ReplyResult, ReplyFuture, Progress, limit_rate, unavailable};
 
-use crate::metrics::operations::Ended;
+use crate::metrics::operations::RequestOutcome;
 use crate::protocol::request::{Id, Request};
 use crate::session::caller::{Caller, Login};
 use crate::session::connection::Connection;
 use crate::state::ServerState;
 use crate::{Code, RequestError};
 
-/// The outcome of a request, now or later.
+/// The result of a request, immediately or as a future.
 pub(crate) enum Response {
-    Ready(Outcome),
-    /// A future that must be polled to its end. Dropping it gives the request up; what it has already done stays done.
-    Pending(OutcomeFuture),
+    Ready(ReplyResult),
+    /// Must be polled to completion. Dropping it abandons the request, but does not undo what it has already done.
+    Pending(ReplyFuture),
 }
 
-/// Serves a request of a connection.
+/// Handles a request of a connection.
 ///
-/// Writes have their place in the order of writes when this returns, so a transport may serve several at once. Any other request
-/// must wait until the ones before it have their outcome.
+/// The order of writes is fixed when this returns, so a transport may handle several writes concurrently. Any other request must
+/// wait until all earlier requests of the connection are done.
 pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> Response {
-    let record = Record::start(connection, request);
+    let record = RequestRecord::start(connection, request);
     let handled = record.span.in_scope(|| execute(server, connection, request));
     match handled {
         Ok(Answer::Now(data)) => Response::Ready(record.finish(server, connection, Ok(data))),
@@ -42,23 +42,23 @@ pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, re
             let limit = server.options.request_timeout;
             let span = record.span.clone();
             let pending =
-                Pending { server: Arc::clone(server), connection: Arc::clone(connection), record: Some(record) };
+                PendingRequest { server: Arc::clone(server), connection: Arc::clone(connection), record: Some(record) };
             let work = async move {
                 match tokio::time::timeout(limit, future).await {
                     Ok(outcome) => pending.finish(outcome),
                     Err(_) => pending.time_out(),
                 }
             };
-            // A disabled span would only make the future larger.
+            // Not instrumented if the span is disabled, which keeps the future small.
             Response::Pending(if span.is_disabled() { Box::pin(work) } else { Box::pin(work.instrument(span)) })
         }
     }
 }
 
 /// Checks session, tier, parameters, permission and rate limit, in this order, and starts the operation.
-fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> Handled {
+fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> HandlerResult {
     let name = &*request.name;
-    // These need no login, and neither do names that begin alike and do not exist.
+    // These operations need no login. Unknown names with the same prefix are treated alike.
     let is_open = name.starts_with("auth.") && request.operation.is_none_or(|operation| operation.tier.is_none());
     let mut login = connection.login_if_open()?;
     if !is_open && let Some(login) = login.take_if(|login| login.session.is_expired(server.store.now())) {
@@ -72,7 +72,7 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
     let served = request.operation.filter(|operation| server.capabilities.contains(operation.needs));
     let Some((operation, handler)) = served.and_then(|operation| operation.handler.map(|handler| (operation, handler)))
     else {
-        // A caller that may not use an operation does not learn whether it exists.
+        // Permissions are checked first, so that an unauthorized caller does not learn whether the operation exists.
         if needs_permission {
             unavailable::permit(&caller, request)?;
         }
@@ -83,7 +83,7 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
     let call = Call { operation, params, request, server, connection, caller, progress: Cell::new(Progress::Parsing) };
     let handled = handler(&call);
     if handled.is_err() && call.progress.get() == Progress::Parsing {
-        // The parameters are not valid. If the caller may never use the operation, that error comes first.
+        // The parameters are invalid. If the caller may not use the operation at all, that error takes precedence.
         if needs_permission && operation.scope != Scope::Connection {
             call.caller.may_ever(name, "*")?;
         }
@@ -92,7 +92,7 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
     handled
 }
 
-/// Ends a session that has expired. Returns the error for the first request after that.
+/// Ends an expired session. Returns the error for the request that found it expired.
 fn expire(server: &ServerState, connection: &Connection, login: &Login) -> RequestError {
     tracing::debug!(%connection, user = login.session.user_id, "session expired");
     let error = RequestError::session_expired();
@@ -105,15 +105,15 @@ fn expire(server: &ServerState, connection: &Connection, login: &Login) -> Reque
     error
 }
 
-/// What is recorded of a request when it has ended.
-struct Record {
+/// Records the metrics and log lines of a request when it ends.
+struct RequestRecord {
     operation: Option<OperationId>,
     id: Id,
     started: Instant,
     span: Span,
 }
 
-impl Record {
+impl RequestRecord {
     fn start(connection: &Connection, request: &Request<'_>) -> Self {
         let operation = request.operation;
         let span = tracing::debug_span!(
@@ -129,9 +129,9 @@ impl Record {
         Self { operation, id: request.id, started: Instant::now(), span }
     }
 
-    fn finish(self, server: &ServerState, connection: &Connection, outcome: Outcome) -> Outcome {
+    fn finish(self, server: &ServerState, connection: &Connection, outcome: ReplyResult) -> ReplyResult {
         match &outcome {
-            Ok(_) => self.end(server, connection, Ended::Ok),
+            Ok(_) => self.end(server, connection, RequestOutcome::Ok),
             Err(error) => self.fail(server, connection, error),
         }
         outcome
@@ -139,7 +139,7 @@ impl Record {
 
     #[cold]
     fn fail(&self, server: &ServerState, connection: &Connection, error: &RequestError) {
-        self.end(server, connection, Ended::Failed(error.code));
+        self.end(server, connection, RequestOutcome::Failed(error.code));
         let (id, operation, code) = (self.id, self.name(), error.code.as_str());
         if let Some(fault) = &error.fault {
             tracing::error!(%connection, %id, operation, fault, "request failed with an internal error");
@@ -148,13 +148,13 @@ impl Record {
         }
     }
 
-    fn end(&self, server: &ServerState, connection: &Connection, ended: Ended) {
+    fn end(&self, server: &ServerState, connection: &Connection, outcome: RequestOutcome) {
         let took = self.started.elapsed();
-        server.operations.record(self.operation, ended, took);
-        self.span.record("outcome", ended.label());
+        server.operations.record(self.operation, outcome, took);
+        self.span.record("outcome", outcome.label());
         if took >= server.options.slow_request {
             server.counters.slow.fetch_add(1, Relaxed);
-            let (id, operation, outcome) = (self.id, self.name(), ended.label());
+            let (id, operation, outcome) = (self.id, self.name(), outcome.label());
             let millis = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(%connection, %id, operation, outcome, millis, "slow request");
         }
@@ -165,37 +165,37 @@ impl Record {
     }
 }
 
-/// A request that has no outcome yet. It is recorded once: with its outcome, or as abandoned if it is dropped before.
-struct Pending {
+/// A pending request. It is recorded once: with its outcome, or as abandoned if it is dropped.
+struct PendingRequest {
     server: Arc<ServerState>,
     connection: Arc<Connection>,
-    record: Option<Record>,
+    record: Option<RequestRecord>,
 }
 
-impl Pending {
-    fn finish(mut self, outcome: Outcome) -> Outcome {
+impl PendingRequest {
+    fn finish(mut self, outcome: ReplyResult) -> ReplyResult {
         match self.record.take() {
             Some(record) => record.finish(&self.server, &self.connection, outcome),
             None => outcome,
         }
     }
 
-    fn time_out(self) -> Outcome {
+    fn time_out(self) -> ReplyResult {
         self.server.counters.timed_out.fetch_add(1, Relaxed);
         let effect = self.record.as_ref().and_then(|record| record.operation).map(|operation| operation.effect);
         let advice = match effect {
-            Some(Effect::Write) => "it is unknown whether it will be done",
+            Some(Effect::Write) => "the write may still be applied",
             _ => "try again",
         };
         let limit = self.server.options.request_timeout.as_millis();
-        self.finish(Err(RequestError::new(Code::Timeout, format!("not done within {limit} ms: {advice}"))))
+        self.finish(Err(RequestError::new(Code::Timeout, format!("the request timed out after {limit} ms; {advice}"))))
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         if let Some(record) = self.record.take() {
-            record.end(&self.server, &self.connection, Ended::Abandoned);
+            record.end(&self.server, &self.connection, RequestOutcome::Abandoned);
         }
     }
 }

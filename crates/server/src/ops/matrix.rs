@@ -1,7 +1,6 @@
-//! Who may use which operation: every operation of the table, for every kind of client and setting.
+//! Test of the permissions of every operation, for every kind of client and auth setting.
 //!
-//! What a request comes to, over the in-process client, is compared with a short statement of the rules, and with the explanation
-//! that an administrator would get.
+//! The result of a request of an in-process client is compared with a short model of the rules, and with `auth.explain`.
 
 use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
@@ -10,7 +9,7 @@ use super::table::{Operation, OperationId, Scope};
 use crate::auth::{Auth, DefaultAccess, Permissions, Rule, Session, StaticToken, StaticTokens, Tier};
 use crate::{Code, RequestError, Server, ServerOptions};
 
-/// Parameters with which an operation is harmless, and is valid as far as it is served.
+/// Returns valid, harmless parameters for an operation.
 fn params(operation: &Operation) -> Json {
     match operation.name {
         "store.subscribe" => json!({"config": {"bucket": "b"}}),
@@ -23,7 +22,7 @@ fn params(operation: &Operation) -> Json {
         "store.updateBucket" | "store.getBucketSchema" => json!({"name": "b", "updates": {}}),
         "auth.explain" => json!({"operation": "store.get"}),
         "auth.login" => json!({"token": "unknown"}),
-        // Of every other operation, whatever it needs.
+        // The union of the parameters of all other operations.
         _ => json!({"bucket": "b", "key": "k", "data": {}, "filter": {}, "n": 1, "limit": 1, "field": "n"}),
     }
 }
@@ -36,7 +35,7 @@ struct Setting {
     anonymous_tier: Option<Tier>,
 }
 
-/// The roles of clients; none for a client without a login.
+/// The roles of the clients; `None` for a client without a login.
 const CLIENTS: [Option<&[&str]>; 7] = [
     None,
     Some(&[]),
@@ -55,7 +54,7 @@ impl Setting {
             .flat_map(|is_required| [DefaultAccess::Allow, DefaultAccess::Deny].map(|default| (is_required, default)));
         access.flat_map(move |(is_required, default)| {
             [true, false].into_iter().flat_map(move |has_rules| {
-                // Both tiers are independent of each other, so that four pairs have all of them.
+                // The two tiers are independent, so four pairs cover all values of both.
                 let tiers = anonymous.into_iter().zip([Tier::Write, Tier::Read, Tier::Write, Tier::Admin]);
                 tiers.map(move |(anonymous_tier, default_tier)| Self {
                     is_required,
@@ -78,7 +77,7 @@ impl Setting {
         ServerOptions::default().port(0).auth(auth)
     }
 
-    /// The code with which an operation is refused to a client; none if it is allowed.
+    /// Returns the error code if an operation is denied to a client; `None` if it is allowed.
     fn refusal(&self, roles: Option<&[&str]>, operation: &Operation) -> Option<Code> {
         let tier = operation.tier?;
         let Some(roles) = roles else {
@@ -96,7 +95,7 @@ impl Setting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_operation_is_refused_to_exactly_those_who_may_not_use_it() {
+async fn every_operation_is_denied_exactly_without_permission() {
     let mut decisions = 0;
     for setting in Setting::all() {
         let store = Store::memory(StoreOptions::default());
@@ -110,13 +109,13 @@ async fn every_operation_is_refused_to_exactly_those_who_may_not_use_it() {
                 let client = server.client(session.clone());
                 let outcome: Result<Json, RequestError> = client.request(operation.name, params(&operation)).await;
                 let is_refused = |code: &Code| matches!(code, Code::Forbidden | Code::Unauthorized);
-                // A login with a token that is not known is also unauthorized.
+                // A login with an unknown token also fails with `UNAUTHORIZED`.
                 let code = outcome.as_ref().err().map(|error| error.code);
                 let refused = code.filter(is_refused).filter(|_| operation.name != "auth.login");
                 let expected = setting.refusal(roles, &operation);
                 let what = || format!("{} by {roles:?}, {options:?}: {outcome:?}", operation.name);
                 assert_eq!(refused, expected, "{}", what());
-                // Where the parameters are missing, the refusal is the same.
+                // Missing parameters do not change the error.
                 let empty: Result<Json, RequestError> = client.request(operation.name, json!({})).await;
                 let empty = empty.err().map(|error| error.code).filter(is_refused);
                 assert_eq!(empty, expected, "without parameters: {}", what());

@@ -1,8 +1,8 @@
 //! The operations of the wire protocol.
 //!
-//! [`table`] lists them. Each family is one file, and each operation one function in it: it reads its parameters, checks the
-//! permission, and runs. The functions know neither sockets nor messages: a [`Call`] has the parameters, the server and the
-//! connection, and the outcome is the [`Data`] of the reply or an error. [`handler`](crate::ops::handler) is what transports use.
+//! [`table`] lists all operations. Each family is one file, and each operation is one function that reads its parameters, checks the
+//! permission and runs. The functions are independent of sockets and messages: they get a [`Call`] and return the [`Data`] of the
+//! reply or an error. Transports use [`handler`](crate::ops::handler).
 
 mod auth;
 mod explain;
@@ -35,25 +35,25 @@ use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::session::rate_limit::RateKey;
 use crate::state::ServerState;
-use crate::work::Cancelled;
+use crate::work::CancelToken;
 
-/// What a request is answered with.
-pub(crate) type Outcome = Result<Data, RequestError>;
+/// The result of a request.
+pub(crate) type ReplyResult = Result<Data, RequestError>;
 
-/// An outcome that comes later.
-pub(crate) type OutcomeFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+/// The future result of a request.
+pub(crate) type ReplyFuture = Pin<Box<dyn Future<Output = ReplyResult> + Send>>;
 
-/// What an operation returns: the data of its reply, now or later.
-pub(crate) type Handled = Result<Answer, RequestError>;
+/// The return value of an operation.
+pub(crate) type HandlerResult = Result<Answer, RequestError>;
 
-/// The data of a reply, now or later.
+/// The data of a reply, immediately or as a future.
 pub(crate) enum Answer {
     Now(Data),
-    Later(OutcomeFuture),
+    Later(ReplyFuture),
 }
 
 impl Answer {
-    fn later(future: impl Future<Output = Outcome> + Send + 'static) -> Self {
+    fn later(future: impl Future<Output = ReplyResult> + Send + 'static) -> Self {
         Self::Later(Box::pin(future))
     }
 }
@@ -64,7 +64,7 @@ impl<T: Into<Data>> From<T> for Answer {
     }
 }
 
-/// A request to one operation, while it is parsed, permitted and started.
+/// The call of an operation: its parameters, its caller and its progress.
 pub(crate) struct Call<'a> {
     operation: OperationId,
     params: &'a Params<'a>,
@@ -75,19 +75,18 @@ pub(crate) struct Call<'a> {
     progress: Cell<Progress>,
 }
 
-/// How far a call has come. A transport refuses a call that failed before it was admitted in another way than one that failed
-/// while it ran.
+/// The progress of a call. It tells the handler whether a call failed because of its parameters, its permission, or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Its parameters are being read.
+    /// The parameters are being read.
     Parsing,
-    /// The caller may not do this.
-    Refused,
-    /// It counts towards the rate limit and runs.
+    /// The caller lacks the permission.
+    Denied,
+    /// The call was counted towards the rate limit and runs.
     Admitted,
 }
 
-/// What a call touches.
+/// The target of a call.
 #[derive(Debug, Clone, Copy)]
 enum Target<'a> {
     Bucket(&'a str),
@@ -96,28 +95,28 @@ enum Target<'a> {
         name: &'a str,
         bucket: Option<&'a str>,
     },
-    /// Nothing that has a name.
+    /// No specific bucket or query.
     Everything,
 }
 
 impl Call<'_> {
-    /// Checks the permission. Returns the filter of the rows that the caller may touch; none for all rows.
+    /// Checks the permission. Returns the filter of the rows that the caller may access; `None` for all rows.
     fn permit(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
         self.permit_as(self.operation, target)
     }
 
-    /// Checks the permission for another operation, which is part of this one.
+    /// Checks the permission for another operation that is part of this one.
     fn permit_as(&self, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
-        permit(&self.caller, operation, target).inspect_err(|_| self.progress.set(Progress::Refused))
+        permit(&self.caller, operation, target).inspect_err(|_| self.progress.set(Progress::Denied))
     }
 
-    /// Counts the request towards the rate limit. Called once, when parameters and permission are good.
+    /// Counts the request towards the rate limit. Called once, after the parameters and the permission were checked.
     fn admit(&self) -> Result<(), RequestError> {
         self.progress.set(Progress::Admitted);
         limit_rate(self.server, self.connection, &self.caller)
     }
 
-    /// Checks the permission, and admits the call.
+    /// Checks the permission and admits the call.
     #[inline]
     fn admit_to(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
         let row_filter = self.permit(target)?;
@@ -126,24 +125,24 @@ impl Call<'_> {
     }
 }
 
-/// A listing with more entries is made on the pool.
+/// Limit of the entries of a listing that is built on the I/O thread.
 const MAX_INLINE_ENTRIES: usize = 500;
 
-/// Answers with a listing: on this thread if it has few entries, else on the pool.
-fn listing(call: &Call<'_>, entries: usize, make: impl FnOnce(&ServerState) -> Outcome + Send + 'static) -> Handled {
+/// Builds a listing: on this thread if it has few entries, otherwise on the pool.
+fn listing(call: &Call<'_>, entries: usize, make: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static) -> HandlerResult {
     if entries <= MAX_INLINE_ENTRIES {
         return make(call.server).map(Answer::Now);
     }
     Ok(on_pool(call, |server, _| make(server)))
 }
 
-/// Answers on the pool. The memory of the answer is the connection's from the moment that it is made, and none is made while the
-/// connections hold more than they may: those that are being closed have to release their memory first.
-fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState, &Cancelled) -> Outcome + Send + 'static) -> Answer {
+/// Builds an answer on the pool. The connection is charged for its memory. While the memory limit is exceeded, the request is
+/// rejected, so that the connections being closed can release their memory first.
+fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState, &CancelToken) -> ReplyResult + Send + 'static) -> Answer {
     let (server, sink) = (Arc::clone(call.server), Arc::clone(&call.connection.sink));
     let made = call.server.work.run(call.connection.number, move |cancelled| {
         if server.memory.used() > server.memory.max_bytes() {
-            return Err(server.work.refuse());
+            return Err(server.work.reject_for_memory());
         }
         let data = make(&server, cancelled)?;
         let held = sink.hold(data.written_bytes());
@@ -155,7 +154,7 @@ fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState, &Cancelled) -> Outco
     })
 }
 
-/// Checks whether a caller may use an operation on a target. Returns the filter of the rows that it may touch; none for all rows.
+/// Checks whether a caller may use an operation on a target. Returns the filter of the rows that it may access; `None` for all rows.
 #[inline]
 fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
     let (bucket, resource) = match target {
@@ -166,18 +165,17 @@ fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result
     caller.row_filter(operation, bucket, resource)
 }
 
-/// Checks that a filter of a request does not have too many conditions. Those of row permissions are not the client's, and are not
-/// counted.
+/// Checks that the filter of a request does not have too many conditions. The conditions of row filters do not count.
 fn check_conditions(server: &ServerState, filter: &Filter) -> Result<(), RequestError> {
     let (count, max) = (filter.conditions(), server.options.max_filter_conditions);
     if count <= max {
         return Ok(());
     }
-    let message = format!("the filter has {count} conditions, and at most {max} are allowed: use $in for many values");
+    let message = format!("the filter has {count} conditions; at most {max} are allowed. Use $in to match many values");
     Err(RequestError::invalid(message))
 }
 
-/// Counts a request of a caller towards the rate limit.
+/// Counts a request of a caller towards the rate limit, and returns an error if it is exceeded.
 #[inline]
 fn limit_rate(server: &ServerState, connection: &Connection, caller: &Caller) -> Result<(), RequestError> {
     let Some(rate_limiter) = &server.rate_limiter else { return Ok(()) };

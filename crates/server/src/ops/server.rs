@@ -1,4 +1,4 @@
-//! The server itself: statistics, connections, revocations, backups.
+//! `server.*` operations: statistics, connections, revocations and backups.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -13,19 +13,19 @@ use tidewire_store::{Cause, MaintenanceError, WriteOptions};
 use super::store_admin::{bounded, store_stats};
 use super::store_writes::owner;
 use super::table::Capabilities;
-use super::{Answer, Call, Handled, Outcome, Target, listing};
+use super::{Answer, Call, HandlerResult, ReplyResult, Target, listing};
 use crate::auth::{Full, Revocations};
 use crate::protocol::reply::Data;
 use crate::state::ServerState;
 use crate::{Code, RequestError, revoked_users};
 
-pub(super) fn stats(call: &Call<'_>) -> Handled {
+pub(super) fn stats(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     let entries = call.server.connection_count() + call.server.store.snapshot().state.names().len();
     listing(call, entries, |server| bounded(server, server_stats(server)))
 }
 
-pub(super) fn connections(call: &Call<'_>) -> Handled {
+pub(super) fn connections(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     listing(call, call.server.connection_count(), |server| {
         let connections = server.all_connections();
@@ -34,7 +34,7 @@ pub(super) fn connections(call: &Call<'_>) -> Handled {
     })
 }
 
-/// The result of `server.stats`.
+/// Returns the result of `server.stats`.
 pub(crate) fn server_stats(server: &ServerState) -> Json {
     let connections = server.connections_info();
     let authenticated = connections.iter().filter(|connection| connection.user_id.is_some()).count();
@@ -56,11 +56,11 @@ pub(crate) fn server_stats(server: &ServerState) -> Json {
     })
 }
 
-/// Revokes a user: at once, and stored, so that a restart does not let the user in again.
+/// Revokes a user immediately, and persists the revocation.
 ///
-/// Clients get no reply before the revocation is durable. If it cannot be stored, it holds until the server stops, and the error
-/// says so.
-pub(super) fn revoke(call: &Call<'_>) -> Handled {
+/// The reply is sent when the revocation is durable. If it cannot be stored, the revocation is in effect until the server stops, and
+/// the reply is an error.
+pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
     let user_id = bounded_text(call.params.text("userId")?, "userId", MAX_USER_ID_BYTES)?;
     let reason = call.params.optional_text("reason")?;
     let reason = reason.map(|reason| bounded_text(reason, "reason", MAX_REASON_BYTES)).transpose()?;
@@ -68,7 +68,7 @@ pub(super) fn revoke(call: &Call<'_>) -> Handled {
     let server = call.server;
     let until = server.revocations.revoke_for_client(&user_id, server.store.now()).map_err(|Full| {
         let max = Revocations::MAX_USERS;
-        let message = format!("{max} users are revoked, as many as possible: try again when some of them have expired");
+        let message = format!("the limit of {max} revoked users is reached; try again when a revocation has expired");
         RequestError::new(Code::RateLimited, message)
     })?;
     let connections = server.revoke(|session| session.user_id == user_id);
@@ -84,18 +84,18 @@ pub(super) fn revoke(call: &Call<'_>) -> Handled {
     let stored = server.store.write_with(options, move |draft| revoked_users::store(draft, &user_id, until));
     Ok(Answer::later(async move {
         stored.await.map_err(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "revocation not stored");
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot store revocation");
             let error = RequestError::from(error);
-            let message = format!("the user is revoked until the server stops, but not stored: {}", error.message);
+            let message = format!("the user is revoked until the server stops, but the revocation was not stored: {}", error.message);
             RequestError { message: message.into(), ..error }
         })?;
         Ok(reply.into())
     }))
 }
 
-/// The longest user id that can be revoked: the longest signed token, and so the longest id in one.
+/// Limit of a user id. No user id from a signed token is longer than the token itself.
 const MAX_USER_ID_BYTES: usize = crate::auth::Jwt::MAX_LEN;
-/// The longest reason, which is logged.
+/// Limit of the reason, which is logged.
 const MAX_REASON_BYTES: usize = 256;
 
 fn bounded_text(text: Cow<'_, str>, name: &str, max: usize) -> Result<String, RequestError> {
@@ -105,44 +105,43 @@ fn bounded_text(text: Cow<'_, str>, name: &str, max: usize) -> Result<String, Re
     Err(RequestError::invalid(format!("\"{name}\" must have at most {max} bytes, got {}", text.len())))
 }
 
-/// Copies the data into a new directory under `backupDir`, while the server goes on.
+/// Copies the data into a new directory under `backupDir` while the server is running.
 ///
-/// A backup that takes longer than the deadline of a request is finished nevertheless, and the log says how it ended.
-pub(super) fn backup(call: &Call<'_>) -> Handled {
+/// A backup that exceeds the request timeout continues in the background, and its result is logged.
+pub(super) fn backup(call: &Call<'_>) -> HandlerResult {
     let name = call.params.optional_text("name")?;
     if let Some(name) = name.as_deref().filter(|name| !is_directory_name(name)) {
-        let shown: String = name.chars().take(MAX_NAME).collect();
+        let shown: String = name.chars().take(MAX_BACKUP_NAME_BYTES).collect();
         return Err(RequestError::invalid(format!(
-            "\"name\" must have 1 to {MAX_NAME} letters, digits, dots, hyphens or underscores, and not begin with a dot; \
-             it is \"{shown}\""
+            "\"name\" must have 1 to {MAX_BACKUP_NAME_BYTES} letters, digits, dots, hyphens or underscores, and must not start \
+             with a dot, got \"{shown}\""
         )));
     }
     call.admit_to(Target::Everything)?;
     let Some(parent) = &call.server.options.backup_dir else {
-        return Err(RequestError::new(Code::UnknownOperation, "this server has no backup directory"));
+        return Err(RequestError::new(Code::UnknownOperation, "no backup directory is configured"));
     };
     let name = name.map_or_else(|| format!("backup-{}", call.server.store.now()), Cow::into_owned);
     let dir = parent.join(&name);
     let Some(running) = RunningBackup::start(call.server) else {
-        return Err(RequestError::new(Code::Conflict, "a backup is running: wait until it has finished"));
+        return Err(RequestError::new(Code::Conflict, "another backup is running; try again when it has finished"));
     };
     let copying = tokio::task::spawn_blocking(move || copy(&running, &name, &dir));
     Ok(Answer::later(async move { copying.await.map_err(|error| RequestError::internal(&error))? }))
 }
 
-/// The longest name of a backup.
-const MAX_NAME: usize = 64;
+const MAX_BACKUP_NAME_BYTES: usize = 64;
 
 fn is_directory_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    name.len() <= MAX_NAME && !name.starts_with('.') && name.bytes().all(is_allowed)
+    name.len() <= MAX_BACKUP_NAME_BYTES && !name.starts_with('.') && name.bytes().all(is_allowed)
 }
 
-/// The one backup that runs. It ends when this is dropped, also by a panic, which counts as a failed backup.
+/// Guard of the one running backup. A panic counts as a failed backup.
 struct RunningBackup(Arc<ServerState>);
 
 impl RunningBackup {
-    /// Returns none if another backup is running.
+    /// Returns `None` if another backup is running.
     fn start(server: &Arc<ServerState>) -> Option<Self> {
         let is_first = !server.is_backing_up.swap(true, SeqCst);
         is_first.then(|| Self(Arc::clone(server)))
@@ -158,7 +157,7 @@ impl Drop for RunningBackup {
     }
 }
 
-fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> Outcome {
+fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> ReplyResult {
     match server.store.backup(dir) {
         Ok(position) => {
             server.counters.backups.fetch_add(1, Relaxed);
@@ -171,7 +170,7 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> Outcom
             Err(match error {
                 MaintenanceError::Engine(EngineError::NotPersistent) => RequestError::invalid(error),
                 MaintenanceError::Backup(error) if is_taken(&error) => {
-                    RequestError::new(Code::AlreadyExists, format!("a backup \"{name}\" exists: choose another name"))
+                    RequestError::new(Code::AlreadyExists, format!("backup \"{name}\" already exists; choose another name"))
                 }
                 MaintenanceError::Closed => RequestError::shutting_down(),
                 error => RequestError::internal(&error),
@@ -180,11 +179,11 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> Outcom
     }
 }
 
-/// Whether a backup failed because its name belongs to a directory that is not empty, or to a file.
+/// Returns whether a backup failed because its name is taken by a file or by a directory that is not empty.
 fn is_taken(error: &BackupError) -> bool {
     match error {
         BackupError::NotEmpty { .. } => true,
-        // A file has the name.
+        // A file with this name exists.
         BackupError::Io { source, .. } => matches!(source.kind(), ErrorKind::AlreadyExists | ErrorKind::NotADirectory),
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! Definitions of buckets and queries, and what there is.
+//! Definitions of buckets and queries, listings and statistics of the store.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,46 +6,46 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{BucketStats, Query, StoreError};
 
-use super::store_writes::{Retry, write};
+use super::store_writes::{Idempotency, write};
 use super::subscribe::permit_named;
-use super::{Answer, Call, Handled, Outcome, Target, check_conditions, listing, on_pool};
+use super::{Answer, Call, HandlerResult, ReplyResult, Target, check_conditions, listing, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
 use crate::session::caller::Caller;
 use crate::state::ServerState;
 
-pub(super) fn define_bucket(call: &Call<'_>) -> Handled {
+pub(super) fn define_bucket(call: &Call<'_>) -> HandlerResult {
     let (name, config) = (name(call.params)?, config(call.params)?);
-    let retry = Retry::parse(call)?;
+    let idempotency = Idempotency::parse(call)?;
     call.admit_to(Target::Bucket(&name))?;
-    Ok(write(call, retry, Vec::new(), move |draft| {
+    Ok(write(call, idempotency, Vec::new(), move |draft| {
         draft.define_bucket(&name, &config)?;
         Ok(json!({"name": name, "created": true}).into())
     }))
 }
 
-pub(super) fn update_bucket(call: &Call<'_>) -> Handled {
+pub(super) fn update_bucket(call: &Call<'_>) -> HandlerResult {
     let (name, updates) = (name(call.params)?, Json::Object(call.params.object("updates")?));
-    let retry = Retry::parse(call)?;
+    let idempotency = Idempotency::parse(call)?;
     call.admit_to(Target::Bucket(&name))?;
-    Ok(write(call, retry, Vec::new(), move |draft| {
+    Ok(write(call, idempotency, Vec::new(), move |draft| {
         draft.update_bucket(&name, &updates)?;
         Ok(json!({"name": name, "updated": true}).into())
     }))
 }
 
-pub(super) fn drop_bucket(call: &Call<'_>) -> Handled {
+pub(super) fn drop_bucket(call: &Call<'_>) -> HandlerResult {
     let name = name(call.params)?;
-    let retry = Retry::parse(call)?;
+    let idempotency = Idempotency::parse(call)?;
     call.admit_to(Target::Bucket(&name))?;
-    Ok(write(call, retry, Vec::new(), move |draft| {
+    Ok(write(call, idempotency, Vec::new(), move |draft| {
         draft.drop_bucket(&name)?;
         Ok(json!({"name": name, "dropped": true}).into())
     }))
 }
 
-pub(super) fn bucket_schema(call: &Call<'_>) -> Handled {
+pub(super) fn bucket_schema(call: &Call<'_>) -> HandlerResult {
     let name = call.params.text("name")?;
     call.admit_to(Target::Bucket(&name))?;
     let snapshot = call.server.store.snapshot();
@@ -53,45 +53,45 @@ pub(super) fn bucket_schema(call: &Call<'_>) -> Handled {
     bounded(call.server, json!({"name": name, "config": config})).map(Answer::Now)
 }
 
-pub(super) fn define_query(call: &Call<'_>) -> Handled {
+pub(super) fn define_query(call: &Call<'_>) -> HandlerResult {
     let (name, config) = (name(call.params)?, config(call.params)?);
-    // An invalid query is refused by the store.
+    // The store rejects an invalid query.
     if let Ok(template) = Query::template(&config) {
         check_conditions(call.server, &template.filter)?;
     }
-    let retry = Retry::parse(call)?;
+    let idempotency = Idempotency::parse(call)?;
     let bucket = config.get("bucket").and_then(Json::as_str);
     call.admit_to(Target::Query { name: &name, bucket })?;
     if call.server.programmatic.contains(&name) {
         return Err(StoreError::QueryExists { query: name }.into());
     }
-    Ok(write(call, retry, Vec::new(), move |draft| {
+    Ok(write(call, idempotency, Vec::new(), move |draft| {
         draft.define_query(&name, &config)?;
         Ok(json!({"name": name, "defined": true}).into())
     }))
 }
 
-pub(super) fn undefine_query(call: &Call<'_>) -> Handled {
+pub(super) fn undefine_query(call: &Call<'_>) -> HandlerResult {
     let name = name(call.params)?;
-    let retry = Retry::parse(call)?;
+    let idempotency = Idempotency::parse(call)?;
     let bucket = call.server.bucket_of_query(&name);
     call.admit_to(Target::Query { name: &name, bucket: bucket.as_deref() })?;
-    Ok(write(call, retry, Vec::new(), move |draft| {
+    Ok(write(call, idempotency, Vec::new(), move |draft| {
         draft.undefine_query(&name)?;
         Ok(json!({"name": name, "undefined": true}).into())
     }))
 }
 
-pub(super) fn list_queries(call: &Call<'_>) -> Handled {
+pub(super) fn list_queries(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     let caller = call.caller.has_row_filters().then(|| call.caller.clone());
-    // A definition may be large.
+    // On the pool, because definitions may be large.
     Ok(on_pool(call, move |server, _| list_all_queries(server, caller.as_ref())))
 }
 
-/// Lists all queries. A caller from whom rows are hidden sees those to which it may subscribe, and the definitions of those that
-/// show it all rows: a definition may name what is in hidden rows.
-fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> Outcome {
+/// Lists all queries. A caller with row filters sees only the queries to which it may subscribe, and only the definitions of those
+/// without a row filter, because a definition may contain values of hidden rows.
+fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> ReplyResult {
     let mut subscriptions = BTreeMap::<String, usize>::new();
     for connection in server.all_connections() {
         for subscription in connection.subscriptions() {
@@ -121,7 +121,7 @@ fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> Outcom
     Data::list("{\"queries\":[", declarative.chain(programmatic), "]}", server.options.max_result_bytes)
 }
 
-pub(super) fn buckets(call: &Call<'_>) -> Handled {
+pub(super) fn buckets(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     listing(call, call.server.store.snapshot().state.names().len(), |server| {
         let snapshot = server.store.snapshot();
@@ -130,12 +130,12 @@ pub(super) fn buckets(call: &Call<'_>) -> Handled {
     })
 }
 
-pub(super) fn stats(call: &Call<'_>) -> Handled {
+pub(super) fn stats(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     listing(call, call.server.store.snapshot().state.names().len(), |server| bounded(server, store_stats(server)))
 }
 
-/// The result of `store.stats`.
+/// Returns the result of `store.stats`.
 pub(super) fn store_stats(server: &ServerState) -> Json {
     let (stats, snapshot) = (server.store.stats(), server.store.snapshot());
     let is_programmatic_only = |name: &&String| snapshot.state.query_config(name).is_err();
@@ -160,8 +160,8 @@ pub(super) fn store_stats(server: &ServerState) -> Json {
     })
 }
 
-/// An answer that may be as large as other results.
-pub(super) fn bounded(server: &ServerState, value: Json) -> Outcome {
+/// Encodes an answer within the limit of results.
+pub(super) fn bounded(server: &ServerState, value: Json) -> ReplyResult {
     Data::from(value).within(server.options.max_result_bytes)
 }
 

@@ -1,4 +1,4 @@
-//! Reads of records, from the newest committed snapshot: at once if they are cheap, else on the pool.
+//! Reads of records from the newest committed snapshot: on the I/O thread if they are cheap, otherwise on the pool.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use serde_json::{Map, Value as Json};
 use tidewire_store::query::{Budget, Exceeded, Parameters};
 use tidewire_store::{Aggregate, Bucket, Filter, Query, Row, Snapshot};
 
-use super::{Answer, Call, Handled, Target, check_conditions, on_pool};
+use super::{Answer, Call, HandlerResult, Target, check_conditions, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::{Data, append_rows};
 use crate::protocol::request::Params;
-use crate::work::INLINE_WORK;
+use crate::work::MAX_INLINE_WORK;
 
-pub(super) fn get(call: &Call<'_>) -> Handled {
+pub(super) fn get(call: &Call<'_>) -> HandlerResult {
     let (bucket, key) = (call.params.text("bucket")?, call.params.value("key")?);
     let row_filter = call.admit_to(Target::Bucket(&bucket))?;
     let snapshot = call.server.store.snapshot();
@@ -21,40 +21,40 @@ pub(super) fn get(call: &Call<'_>) -> Handled {
     one(row).within(call.server.options.max_result_bytes).map(Answer::Now)
 }
 
-pub(super) fn all(call: &Call<'_>) -> Handled {
+pub(super) fn all(call: &Call<'_>) -> HandlerResult {
     let query = Query::new(call.params.text("bucket")?);
     read(call, query, |read, query| read.list(&query.rows(read.bucket, read.now, read.budget)?))
 }
 
-pub(super) fn find(call: &Call<'_>) -> Handled {
+pub(super) fn find(call: &Call<'_>) -> HandlerResult {
     let query = matching(call, filter(call)?)?;
     read(call, query, |read, query| read.list(&query.rows(read.bucket, read.now, read.budget)?))
 }
 
-pub(super) fn find_one(call: &Call<'_>) -> Handled {
+pub(super) fn find_one(call: &Call<'_>) -> HandlerResult {
     let mut query = matching(call, filter(call)?)?;
     query.limit = Some(1);
     read(call, query, |read, query| Ok(one(query.rows(read.bucket, read.now, read.budget)?.first().copied())))
 }
 
-pub(super) fn count(call: &Call<'_>) -> Handled {
+pub(super) fn count(call: &Call<'_>) -> HandlerResult {
     let query = matching(call, optional_filter(call)?)?;
     read(call, query, |read, query| Ok(Json::from(query.count(read.bucket, read.now, read.budget)?).into()))
 }
 
-pub(super) fn first(call: &Call<'_>) -> Handled {
+pub(super) fn first(call: &Call<'_>) -> HandlerResult {
     let (query, count) = (Query::new(call.params.text("bucket")?), call.params.count("n")?);
     read(call, query, move |read, query| read.list(&read.bucket.first(count, &query.filter, read.now, read.budget)?))
 }
 
-pub(super) fn last(call: &Call<'_>) -> Handled {
+pub(super) fn last(call: &Call<'_>) -> HandlerResult {
     let (query, count) = (Query::new(call.params.text("bucket")?), call.params.count("n")?);
     read(call, query, move |read, query| read.list(&read.bucket.last(count, &query.filter, read.now, read.budget)?))
 }
 
-pub(super) fn paginate(call: &Call<'_>) -> Handled {
+pub(super) fn paginate(call: &Call<'_>) -> HandlerResult {
     let (query, limit) = (Query::new(call.params.text("bucket")?), call.params.count("limit")?);
-    // A cursor of null is a cursor: no record has that key, so the page is empty.
+    // `null` is a valid cursor. No record has that key, so the page is empty.
     let after = call.params.raw("after").map(|_| call.params.value("after").unwrap_or_default());
     read(call, query, move |read, query| {
         let page = read.bucket.page(after.as_ref(), limit, &query.filter, read.now, read.budget)?;
@@ -72,35 +72,35 @@ pub(super) fn paginate(call: &Call<'_>) -> Handled {
     })
 }
 
-pub(super) fn sum(call: &Call<'_>) -> Handled {
+pub(super) fn sum(call: &Call<'_>) -> HandlerResult {
     aggregate(call, Aggregate::sum)
 }
 
-pub(super) fn avg(call: &Call<'_>) -> Handled {
+pub(super) fn avg(call: &Call<'_>) -> HandlerResult {
     aggregate(call, Aggregate::avg)
 }
 
-pub(super) fn min(call: &Call<'_>) -> Handled {
+pub(super) fn min(call: &Call<'_>) -> HandlerResult {
     aggregate(call, Aggregate::min)
 }
 
-pub(super) fn max(call: &Call<'_>) -> Handled {
+pub(super) fn max(call: &Call<'_>) -> HandlerResult {
     aggregate(call, Aggregate::max)
 }
 
-fn aggregate(call: &Call<'_>, function: fn(String) -> Aggregate) -> Handled {
+fn aggregate(call: &Call<'_>, function: fn(String) -> Aggregate) -> HandlerResult {
     let params = call.params;
     let (bucket, field, filter) = (params.text("bucket")?, params.text("field")?, optional_filter(call)?);
     let mut query = Query::new(bucket).aggregate(function(field.into_owned()));
     query.filter = filter;
     read(call, query, |read, query| {
         let (has_value, data) = read.answer(query)?;
-        // The least or greatest of no numbers is null here, and absent in a query.
+        // The minimum or maximum of no numbers is null here, but absent in the result of a query.
         Ok(if has_value { data } else { Data::text("null") })
     })
 }
 
-pub(super) fn query(call: &Call<'_>) -> Handled {
+pub(super) fn query(call: &Call<'_>) -> HandlerResult {
     let params = call.params;
     let mut config = Map::new();
     for name in ["bucket", "filter", "sort", "offset", "limit", "fields", "aggregate"] {
@@ -108,7 +108,7 @@ pub(super) fn query(call: &Call<'_>) -> Handled {
             config.insert(name.to_owned(), params.value(name)?);
         }
     }
-    // The bucket has the error of a parameter.
+    // Checked here, so that an invalid bucket has the same error as in other operations.
     params.text("bucket")?;
     let values = query_params(params)?;
     let query = Query::parse_with(&Json::Object(config), &Parameters::from(&values)).map_err(RequestError::invalid)?;
@@ -116,36 +116,36 @@ pub(super) fn query(call: &Call<'_>) -> Handled {
     read(call, query, |read, query| Ok(read.answer(query)?.1))
 }
 
-/// A read of one bucket, in one snapshot.
+/// A read of one bucket in one snapshot.
 struct Read<'a> {
     bucket: &'a Bucket,
     now: u64,
     budget: &'a Budget,
-    /// The limit of the bytes of the result.
+    /// The limit of the result.
     max_bytes: usize,
 }
 
-/// Why a read has no result.
-enum Failed {
+/// Why a read failed.
+enum ReadError {
     Exceeded(Exceeded),
     Request(RequestError),
 }
 
-impl From<Exceeded> for Failed {
+impl From<Exceeded> for ReadError {
     fn from(exceeded: Exceeded) -> Self {
         Self::Exceeded(exceeded)
     }
 }
 
-impl From<RequestError> for Failed {
+impl From<RequestError> for ReadError {
     fn from(error: RequestError) -> Self {
         Self::Request(error)
     }
 }
 
 impl Read<'_> {
-    /// The answer of a query, and whether there is any: the least or greatest of no numbers is none.
-    fn answer(&self, query: &Query) -> Result<(bool, Data), Failed> {
+    /// Runs a query. Returns whether it has a value, which the minimum or maximum of no numbers has not, and the encoded result.
+    fn answer(&self, query: &Query) -> Result<(bool, Data), ReadError> {
         let mut written = Ok(false);
         let data = Data::written(256, |out| {
             written = query.write_answer(self.bucket, self.now, out, self.max_bytes, self.budget);
@@ -153,13 +153,13 @@ impl Read<'_> {
         Ok((written?, data))
     }
 
-    fn list(&self, rows: &[&Row]) -> Result<Data, Failed> {
+    fn list(&self, rows: &[&Row]) -> Result<Data, ReadError> {
         let size = self.size_of(rows)?;
         Ok(Data::written(size, |out| append_rows(out, rows.iter().copied())))
     }
 
-    /// The size of a list of rows, unless it is too large. Copying it is work.
-    fn size_of(&self, rows: &[&Row]) -> Result<usize, Failed> {
+    /// Returns the encoded size of a list of rows, and charges it to the work budget.
+    fn size_of(&self, rows: &[&Row]) -> Result<usize, ReadError> {
         let mut size = 1;
         for row in rows {
             size += row.text_bytes().len() + 1;
@@ -172,12 +172,12 @@ impl Read<'_> {
     }
 }
 
-/// Admits a call that reads a bucket, and runs it: on this thread if that takes little work, else on the pool.
+/// Admits a call that reads a bucket, and runs it: on this thread within a small work budget, otherwise on the pool.
 fn read(
     call: &Call<'_>,
     query: Query,
-    run: impl Fn(&Read<'_>, &Query) -> Result<Data, Failed> + Send + 'static,
-) -> Handled {
+    run: impl Fn(&Read<'_>, &Query) -> Result<Data, ReadError> + Send + 'static,
+) -> HandlerResult {
     let row_filter = call.admit_to(Target::Bucket(&query.bucket))?;
     let query = match &row_filter {
         Some(filter) => query.restrict(filter),
@@ -185,8 +185,8 @@ fn read(
     };
     let (snapshot, now) = (call.server.store.snapshot(), call.server.store.now());
     let max_bytes = call.server.options.max_result_bytes;
-    match run_within(&run, &query, &snapshot, now, max_bytes, Budget::unlimited().max_work(INLINE_WORK)) {
-        Err(Failed::Exceeded(Exceeded::Work)) => {}
+    match run_within(&run, &query, &snapshot, now, max_bytes, Budget::unlimited().max_work(MAX_INLINE_WORK)) {
+        Err(ReadError::Exceeded(Exceeded::Work)) => {}
         done => return Ok(Answer::Now(done?)),
     }
     Ok(on_pool(call, move |_, cancelled| {
@@ -196,29 +196,30 @@ fn read(
     }))
 }
 
-/// The memory that a read may take besides its result, as a multiple of the limit of the result, and at least.
+/// Limit of the working memory of a read, as a multiple of the limit of its result.
 const MEMORY_FACTOR: usize = 4;
-const MIN_MEMORY: usize = 1 << 20;
+/// Minimum of the limit of the working memory of a read.
+const MIN_MEMORY_BYTES: usize = 1 << 20;
 
 fn run_within(
-    run: &impl Fn(&Read<'_>, &Query) -> Result<Data, Failed>,
+    run: &impl Fn(&Read<'_>, &Query) -> Result<Data, ReadError>,
     query: &Query,
     snapshot: &Arc<Snapshot>,
     now: u64,
     max_bytes: usize,
     budget: Budget,
-) -> Result<Data, Failed> {
+) -> Result<Data, ReadError> {
     let bucket = snapshot.state.bucket(&query.bucket).map_err(RequestError::from)?;
-    let budget = budget.max_bytes(max_bytes.saturating_mul(MEMORY_FACTOR).max(MIN_MEMORY));
+    let budget = budget.max_bytes(max_bytes.saturating_mul(MEMORY_FACTOR).max(MIN_MEMORY_BYTES));
     let data = run(&Read { bucket, now, budget: &budget, max_bytes }, query)?;
     Ok(data.within(max_bytes)?)
 }
 
-impl From<Failed> for RequestError {
-    fn from(failed: Failed) -> Self {
-        match failed {
-            Failed::Exceeded(exceeded) => Self::from(exceeded),
-            Failed::Request(error) => error,
+impl From<ReadError> for RequestError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Exceeded(exceeded) => Self::from(exceeded),
+            ReadError::Request(error) => error,
         }
     }
 }
@@ -227,7 +228,7 @@ fn one(row: Option<&Row>) -> Data {
     row.map_or_else(|| Data::text("null"), |row| Data::Row(row.clone()))
 }
 
-/// A query for the records of the bucket of this call that match a filter.
+/// Returns a query for the records of the call's bucket that match a filter.
 fn matching(call: &Call<'_>, filter: Filter) -> Result<Query, RequestError> {
     let mut query = Query::new(call.params.text("bucket")?);
     query.filter = filter;
@@ -235,10 +236,10 @@ fn matching(call: &Call<'_>, filter: Filter) -> Result<Query, RequestError> {
 }
 
 fn filter(call: &Call<'_>) -> Result<Filter, RequestError> {
-    // The bucket is checked first.
+    // Checked first, so that a missing bucket is reported before an invalid filter.
     call.params.text("bucket")?;
     let json = Json::Object(call.params.object("filter")?);
-    // Outside of queries a string such as "{{ params.x }}" is only a string.
+    // Outside of queries, a string such as "{{ params.x }}" is a plain string.
     let filter = Filter::parse(&json).map_err(RequestError::invalid)?;
     check_conditions(call.server, &filter)?;
     Ok(filter)
@@ -248,7 +249,7 @@ fn optional_filter(call: &Call<'_>) -> Result<Filter, RequestError> {
     if call.params.given("filter").is_some() { filter(call) } else { Ok(Filter::everything()) }
 }
 
-/// The parameters of a query. Anything but an object holds no parameter.
+/// Returns the parameters of a query. A value other than an object is ignored.
 pub(super) fn query_params(params: &Params<'_>) -> Result<Map<String, Json>, RequestError> {
     match params.given("params") {
         Some(text) if text.starts_with('{') => params.object("params"),

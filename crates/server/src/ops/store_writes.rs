@@ -1,44 +1,44 @@
-//! Writes of records. Each runs on the store's writer thread, in the order of requests, and is answered when it is durable.
+//! Writes of records. They run on the writer thread of the store in request order, and are acknowledged when durable.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::transaction::{Action, Operation as Step};
+use tidewire_store::transaction::{Action, Operation as TransactionStep};
 use tidewire_store::{Cause, Draft, Filter, ReferenceFilter, Row, StoreError, WriteOptions};
 use tracing::Instrument as _;
 
 use super::table::OperationId;
-use super::{Answer, Call, Handled, Target, check_conditions};
+use super::{Answer, Call, HandlerResult, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
 use crate::session::address_limit::network;
-use crate::session::decision::Refusal;
+use crate::session::decision::Denial;
 use crate::session::rate_limit::RateKey;
 
-pub(super) fn insert(call: &Call<'_>) -> Handled {
+pub(super) fn insert(call: &Call<'_>) -> HandlerResult {
     let (bucket, data) = (bucket(call.params)?, call.params.object("data")?);
     write_rows(call, bucket, Some(""), |draft, bucket| Ok(Data::Row(draft.insert(bucket, data)?)))
 }
 
-pub(super) fn insert_many(call: &Call<'_>) -> Handled {
+pub(super) fn insert_many(call: &Call<'_>) -> HandlerResult {
     let (bucket, records) = (bucket(call.params)?, records(call.params)?);
     write_rows(call, bucket, Some("/records"), |draft, bucket| Ok(Data::Records(draft.insert_many(bucket, records)?)))
 }
 
-pub(super) fn update(call: &Call<'_>) -> Handled {
+pub(super) fn update(call: &Call<'_>) -> HandlerResult {
     let params = call.params;
     let (bucket, key, data) = (bucket(params)?, params.value("key")?, params.object("data")?);
     let version = params.version("version")?;
     write_rows(call, bucket, Some(""), move |draft, bucket| Ok(Data::Row(draft.update(bucket, &key, data, version)?)))
 }
 
-pub(super) fn upsert(call: &Call<'_>) -> Handled {
+pub(super) fn upsert(call: &Call<'_>) -> HandlerResult {
     let (bucket, data) = (bucket(call.params)?, call.params.object("data")?);
     write_rows(call, bucket, Some(""), |draft, bucket| Ok(Data::Row(draft.upsert(bucket, data)?)))
 }
 
-pub(super) fn delete(call: &Call<'_>) -> Handled {
+pub(super) fn delete(call: &Call<'_>) -> HandlerResult {
     let params = call.params;
     let (bucket, key, version) = (bucket(params)?, params.value("key")?, params.version("version")?);
     write_rows(call, bucket, None, move |draft, bucket| {
@@ -47,7 +47,7 @@ pub(super) fn delete(call: &Call<'_>) -> Handled {
     })
 }
 
-pub(super) fn clear(call: &Call<'_>) -> Handled {
+pub(super) fn clear(call: &Call<'_>) -> HandlerResult {
     let bucket = bucket(call.params)?;
     write_rows(call, bucket, None, |draft, bucket| {
         draft.clear(bucket)?;
@@ -55,9 +55,9 @@ pub(super) fn clear(call: &Call<'_>) -> Handled {
     })
 }
 
-pub(super) fn transaction(call: &Call<'_>) -> Handled {
+pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
     let mut steps = steps(call.params)?;
-    let retry = Retry::parse(call)?;
+    let idempotency = Idempotency::parse(call)?;
     for step in &mut steps {
         if let Action::Where(filter) | Action::FindOne(filter) | Action::Count(filter) = &step.action {
             check_conditions(call.server, filter)?;
@@ -69,23 +69,23 @@ pub(super) fn transaction(call: &Call<'_>) -> Handled {
         let has_records = !matches!(step.action, Action::Delete(_) | Action::Count(_));
         let row_filter = step.guard.clone().filter(|_| has_records)?;
         let pointer = Cow::Owned(format!("/results/{index}/data"));
-        Some(Shown { bucket: step.bucket.clone(), row_filter, pointer })
+        Some(ReplyRecords { bucket: step.bucket.clone(), row_filter, pointer })
     });
-    let shown = if retry.is_some() { shown.collect() } else { Vec::new() };
+    let shown = if idempotency.is_some() { shown.collect() } else { Vec::new() };
     let max_bytes = call.server.options.max_result_bytes;
     let references = call.caller.reference_filter();
-    Ok(write(call, retry, shown, move |draft| {
+    Ok(write(call, idempotency, shown, move |draft| {
         referring_to(draft, references.as_ref(), |draft| Ok(Data::Results(draft.transact_within(&steps, max_bytes)?)))
     }))
 }
 
-/// Checks the permission for a step of a transaction: the caller may use both transactions and the operation of the step. Returns
-/// the filter of the rows that it may touch; none for all rows.
-fn permit_step(call: &Call<'_>, step: &Step) -> Result<Option<Filter>, RequestError> {
+/// Checks the permission for a step of a transaction: the caller needs permission for both `store.transaction` and the operation of
+/// the step. Returns the filter of the rows that it may access; `None` for all rows.
+fn permit_step(call: &Call<'_>, step: &TransactionStep) -> Result<Option<Filter>, RequestError> {
     let target = Target::Bucket(&step.bucket);
     let of_transaction = call.permit(target)?;
     let operation = operation_of(&step.action).and_then(OperationId::named);
-    let operation = operation.ok_or_else(|| Refusal::Default.error(call.operation.name, &step.bucket))?;
+    let operation = operation.ok_or_else(|| Denial::Default.error(call.operation.name, &step.bucket))?;
     let of_step = call.permit_as(operation, target)?;
     Ok(match (of_transaction, of_step) {
         (Some(one), Some(other)) if one != other => Some(one.and(other)),
@@ -93,7 +93,7 @@ fn permit_step(call: &Call<'_>, step: &Step) -> Result<Option<Filter>, RequestEr
     })
 }
 
-/// The operation that does the same as a step of a transaction.
+/// Returns the name of the operation that is equivalent to a step of a transaction.
 fn operation_of(action: &Action) -> Option<&'static str> {
     Some(match action {
         Action::Get(_) => "store.get",
@@ -111,32 +111,32 @@ fn bucket(params: &Params<'_>) -> Result<String, RequestError> {
     params.text("bucket").map(Cow::into_owned)
 }
 
-/// Admits a write to rows of one bucket, and hands it to the writer. `shown` is the JSON pointer of the records in its reply.
+/// Admits a write to rows of one bucket, and submits it to the writer. `shown` is the JSON pointer of the records in the reply.
 fn write_rows(
     call: &Call<'_>,
     bucket: String,
     shown: Option<&'static str>,
     work: impl FnOnce(&mut Draft, &str) -> Result<Data, StoreError> + Send + 'static,
-) -> Handled {
-    let retry = Retry::parse(call)?;
+) -> HandlerResult {
+    let idempotency = Idempotency::parse(call)?;
     let row_filter = call.admit_to(Target::Bucket(&bucket))?;
     let references = call.caller.reference_filter();
     let work =
         move |draft: &mut Draft, bucket: &str| referring_to(draft, references.as_ref(), |draft| work(draft, bucket));
     let Some(row_filter) = row_filter else {
-        return Ok(write(call, retry, Vec::new(), move |draft| work(draft, &bucket)));
+        return Ok(write(call, idempotency, Vec::new(), move |draft| work(draft, &bucket)));
     };
-    let shown = shown.filter(|_| retry.is_some()).map(|pointer| Shown {
+    let shown = shown.filter(|_| idempotency.is_some()).map(|pointer| ReplyRecords {
         bucket: bucket.clone(),
         row_filter: row_filter.clone(),
         pointer: Cow::Borrowed(pointer),
     });
-    Ok(write(call, retry, shown.into_iter().collect(), move |draft| {
+    Ok(write(call, idempotency, shown.into_iter().collect(), move |draft| {
         draft.guarded(&row_filter, |draft| work(draft, &bucket))
     }))
 }
 
-/// Does something whose records may refer only to some records; none for all.
+/// Runs `work` with a restriction of the records that it may refer to; `None` for no restriction.
 fn referring_to<T>(draft: &mut Draft, references: Option<&ReferenceFilter>, work: impl FnOnce(&mut Draft) -> T) -> T {
     match references {
         Some(references) => draft.referring_to(references, work),
@@ -144,30 +144,30 @@ fn referring_to<T>(draft: &mut Draft, references: Option<&ReferenceFilter>, work
     }
 }
 
-/// Submits a write that was admitted to the writer. Its place among the writes of its connection is fixed when this returns; its
-/// reply comes when it is durable.
+/// Submits an admitted write to the writer. Its order among the writes of the connection is fixed when this returns. The future
+/// completes when the write is durable.
 pub(super) fn write(
     call: &Call<'_>,
-    retry: Option<Retry>,
-    shown: Vec<Shown>,
+    idempotency: Option<Idempotency>,
+    shown: Vec<ReplyRecords>,
     work: impl FnOnce(&mut Draft) -> Result<Data, StoreError> + Send + 'static,
 ) -> Answer {
-    let bytes = call.request.memory() + retry.as_ref().map_or(0, |retry| retry.request.len());
+    let bytes = call.request.memory() + idempotency.as_ref().map_or(0, |idempotency| idempotency.request.len());
     let cause = Cause::of(call.connection.number);
     let options = WriteOptions::default().cause(cause).owner(owner(call)).bytes(bytes);
-    let pending = match retry {
+    let pending = match idempotency {
         None => call.server.store.write_with(options, work),
-        Some(retry) => {
+        Some(idempotency) => {
             let owner = key_owner(call);
-            call.server.store.write_with(options, move |draft| retry.run(&owner, &shown, work, draft))
+            call.server.store.write_with(options, move |draft| idempotency.run(&owner, &shown, work, draft))
         }
     };
     let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
     Answer::later(async move { pending.instrument(span).await.map_err(RequestError::from) })
 }
 
-/// Returns the owner that the store charges for a write: the user, or the address of a client without a login. An in-process client
-/// without a login is the program itself.
+/// Returns the owner to which the store charges a write: the user, or without a login the client's address. For an in-process client
+/// without a login it is the embedding program.
 pub(super) fn owner(call: &Call<'_>) -> u64 {
     match call.caller.user_id() {
         None if call.connection.is_local() => WriteOptions::default().owner,
@@ -176,28 +176,28 @@ pub(super) fn owner(call: &Call<'_>) -> u64 {
     }
 }
 
-/// Returns the owner of idempotency keys: the user, or the address of a client without a login, so that such clients do not get the
-/// replies to each other's writes. An in-process client without a login is the program itself.
+/// Returns the owner of idempotency keys: the user, or without a login the client's address, so that clients do not receive replies
+/// to each other's writes. For an in-process client without a login it is the embedding program.
 fn key_owner(call: &Call<'_>) -> String {
-    /// Begins the names of owners that are no users.
+    /// Prefix of owners other than users.
     const NO_USER: char = '\0';
     match call.caller.user_id() {
         None if call.connection.is_local() => format!("{NO_USER}program"),
         None => format!("{NO_USER}address {}", call.connection.address),
-        // A user id is any text, and must not be another owner.
+        // A user id can be any string. The prefix prevents collisions with the other owners.
         Some(user) if user.starts_with(NO_USER) => format!("{NO_USER}{user}"),
         Some(user) => user.to_owned(),
     }
 }
 
-/// The idempotency key of a write that may be sent again.
-pub(super) struct Retry {
+/// The idempotency key of a write.
+pub(super) struct Idempotency {
     key: String,
-    /// What must be the same in another request with this key.
+    /// The operation and parameters. They must be equal in every request with this key.
     request: String,
 }
 
-impl Retry {
+impl Idempotency {
     pub(super) fn parse(call: &Call<'_>) -> Result<Option<Self>, RequestError> {
         const COMPARED: [&str; 8] = ["bucket", "name", "key", "data", "version", "operations", "config", "updates"];
         let key = call.params.optional_text("idempotencyKey")?;
@@ -208,11 +208,11 @@ impl Retry {
         }))
     }
 
-    /// Runs a write, or returns its earlier reply if it was run before.
+    /// Runs a write, or returns the stored reply if the key was used before.
     fn run(
         self,
         owner: &str,
-        shown: &[Shown],
+        shown: &[ReplyRecords],
         work: impl FnOnce(&mut Draft) -> Result<Data, StoreError>,
         draft: &mut Draft,
     ) -> Result<Data, StoreError> {
@@ -222,15 +222,16 @@ impl Retry {
     }
 }
 
-/// Records in a reply. An earlier reply that is sent again may show rows that its user may no longer see.
-pub(super) struct Shown {
+/// The records in the reply to a write with an idempotency key. A stored reply may contain rows that the user may no longer see, so
+/// they are checked before it is sent again.
+pub(super) struct ReplyRecords {
     bucket: String,
     row_filter: Filter,
     /// The JSON pointer of the records in the reply.
     pointer: Cow<'static, str>,
 }
 
-impl Shown {
+impl ReplyRecords {
     fn check(&self, reply: &Json) -> Result<(), StoreError> {
         let records = match reply.pointer(&self.pointer) {
             Some(Json::Array(records)) => records,
@@ -246,24 +247,24 @@ impl Shown {
     }
 }
 
-/// The records of `store.insertMany`.
+/// Returns the records of `store.insertMany`.
 fn records(params: &Params<'_>) -> Result<Vec<Map<String, Json>>, RequestError> {
     let record = |(index, record)| match record {
         Json::Object(record) => Ok(record),
-        _ => Err(RequestError::invalid(format!("\"data[{index}]\" must be an object: each is a record"))),
+        _ => Err(RequestError::invalid(format!("\"data[{index}]\" must be an object"))),
     };
     params.array("data")?.into_iter().enumerate().map(record).collect()
 }
 
-/// The operations of a transaction.
-fn steps(params: &Params<'_>) -> Result<Vec<Step>, RequestError> {
-    let expected = "an array of at least one operation";
+/// Returns the operations of a transaction.
+fn steps(params: &Params<'_>) -> Result<Vec<TransactionStep>, RequestError> {
+    let expected = "a non-empty array of operations";
     if !params.raw("operations").is_some_and(|text| text.starts_with('[')) {
-        return Err(params.wrong("operations", expected));
+        return Err(params.invalid_param("operations", expected));
     }
     let operations = params.array("operations")?;
     if operations.is_empty() {
-        return Err(RequestError::invalid(format!("\"operations\" must be {expected}, and is empty")));
+        return Err(RequestError::invalid(format!("\"operations\" must be {expected}, got an empty array")));
     }
-    Step::parse_all(&Json::Array(operations)).map_err(RequestError::invalid)
+    TransactionStep::parse_all(&Json::Array(operations)).map_err(RequestError::invalid)
 }

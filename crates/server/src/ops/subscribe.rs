@@ -1,4 +1,4 @@
-//! Subscribing and unsubscribing.
+//! `store.subscribe` and `store.unsubscribe`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,36 +12,36 @@ use tracing::Instrument as _;
 
 use super::store_reads::query_params;
 use super::table::OperationId;
-use super::{Answer, Call, Handled, Outcome, Target, check_conditions, permit};
+use super::{Answer, Call, HandlerResult, ReplyResult, Target, check_conditions, permit};
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
-use crate::push::subscription::{Opening, Reopening, Source, Subscription};
+use crate::push::subscription::{Opening, Reopening, QuerySource, Subscription};
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::state::ServerState;
 use crate::{Code, RequestError};
 
-pub(super) fn subscribe(call: &Call<'_>) -> Handled {
+pub(super) fn subscribe(call: &Call<'_>) -> HandlerResult {
     let subscribe = Subscribe::parse(call.params)?;
-    if let Subscribed::Inline(query) = &subscribe.query {
+    if let SubscribeQuery::Inline(query) = &subscribe.query {
         check_conditions(call.server, &query.filter)?;
     }
     let row_filter = permit_query(call.server, &call.caller, call.operation, subscribe.query.target())
-        .inspect_err(|_| call.progress.set(super::Progress::Refused))?;
+        .inspect_err(|_| call.progress.set(super::Progress::Denied))?;
     call.admit()?;
     let (connection, caller, operation) = (Arc::clone(call.connection), call.caller.clone(), call.operation);
     Ok(Answer::later(async move { open(&connection, subscribe, &caller, operation, row_filter).await }))
 }
 
-pub(super) fn unsubscribe(call: &Call<'_>) -> Handled {
+pub(super) fn unsubscribe(call: &Call<'_>) -> HandlerResult {
     let id = call.params.text("subscriptionId")?;
     call.admit()?;
     let number = id.strip_prefix("sub-").and_then(|number| number.parse().ok());
-    // A number can be written in several ways, and only one of them is the id.
+    // Only the canonical form is an id: not `sub-01` or `sub-+1`.
     let number = number.filter(|number: &u64| *id == format!("sub-{number}"));
     let (connection, shown) = (Arc::clone(call.connection), id.chars().take(64).collect::<String>());
-    // Later, because the owner of the connection must do it: this may run on the pool.
+    // Deferred, because this may run on the pool, and only the owner of the connection may remove subscriptions.
     Ok(Answer::later(async move {
         if number.is_some_and(|number| connection.unsubscribe(number)) {
             return Ok(Data::text("{\"unsubscribed\":true}"));
@@ -52,27 +52,27 @@ pub(super) fn unsubscribe(call: &Call<'_>) -> Handled {
 
 /// The parameters of `store.subscribe`.
 struct Subscribe {
-    query: Subscribed,
+    query: SubscribeQuery,
     mode: Mode,
-    /// The position of an earlier subscription.
+    /// The position from which to resume.
     since: Option<String>,
     is_extended: bool,
 }
 
 /// The query to subscribe to.
-pub(super) enum Subscribed {
+pub(super) enum SubscribeQuery {
     Named { name: String, params: Map<String, Json> },
     Inline(Box<Query>),
 }
 
-/// What permissions depend on.
+/// The target of the permission check for a query.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum QueryTarget<'a> {
     Bucket(&'a str),
     Named(&'a str),
 }
 
-impl Subscribed {
+impl SubscribeQuery {
     fn target(&self) -> QueryTarget<'_> {
         match self {
             Self::Inline(query) => QueryTarget::Bucket(&query.bucket),
@@ -81,23 +81,23 @@ impl Subscribed {
     }
 }
 
-impl<'a> From<&'a Source> for QueryTarget<'a> {
-    fn from(source: &'a Source) -> Self {
+impl<'a> From<&'a QuerySource> for QueryTarget<'a> {
+    fn from(source: &'a QuerySource) -> Self {
         match source {
-            Source::Inline(query) => Self::Bucket(&query.bucket),
-            Source::Named { name, .. } | Source::Programmatic { name, .. } => Self::Named(name),
+            QuerySource::Inline(query) => Self::Bucket(&query.bucket),
+            QuerySource::Named { name, .. } | QuerySource::Programmatic { name, .. } => Self::Named(name),
         }
     }
 }
 
-impl From<&Source> for Subscribed {
-    fn from(source: &Source) -> Self {
+impl From<&QuerySource> for SubscribeQuery {
+    fn from(source: &QuerySource) -> Self {
         match source {
-            Source::Inline(query) => Self::Inline(query.clone()),
-            Source::Named { name, params, .. } => {
+            QuerySource::Inline(query) => Self::Inline(query.clone()),
+            QuerySource::Named { name, params, .. } => {
                 Self::Named { name: name.to_string(), params: params.iter().cloned().collect() }
             }
-            Source::Programmatic { name, params } => Self::Named { name: name.to_string(), params: (**params).clone() },
+            QuerySource::Programmatic { name, params } => Self::Named { name: name.to_string(), params: (**params).clone() },
         }
     }
 }
@@ -105,23 +105,23 @@ impl From<&Source> for Subscribed {
 impl Subscribe {
     fn parse(params: &Params<'_>) -> Result<Self, RequestError> {
         let query = match params.given("config") {
-            None => Subscribed::Named { name: params.text("query")?.into_owned(), params: query_params(params)? },
+            None => SubscribeQuery::Named { name: params.text("query")?.into_owned(), params: query_params(params)? },
             Some(_) if params.given("query").is_some() => {
-                let message = "\"query\" and \"config\" cannot both be given: one names a query, the other is one";
+                let message = "\"query\" and \"config\" cannot be combined; give the name of a query or its definition";
                 return Err(RequestError::invalid(message));
             }
             Some(_) => {
                 let config = Json::Object(params.object("config")?);
                 let values = query_params(params)?;
                 let query = Query::parse_with(&config, &Parameters::from(&values)).map_err(RequestError::invalid)?;
-                Subscribed::Inline(Box::new(query))
+                SubscribeQuery::Inline(Box::new(query))
             }
         };
         let mode = match params.optional_text("mode")?.as_deref() {
             None | Some("whole" | "full") => Mode::Snapshot,
             Some("delta") => Mode::Delta,
             Some(other) => {
-                let message = format!("\"mode\" must be \"whole\" or \"delta\", and is {other:?}");
+                let message = format!("\"mode\" must be \"whole\" or \"delta\", got {other:?}");
                 return Err(RequestError::invalid(message));
             }
         };
@@ -131,12 +131,12 @@ impl Subscribe {
     }
 }
 
-/// Checks whether a caller may subscribe to a named query. Returns the filter of the rows that it may see; none for all rows.
+/// Checks whether a caller may subscribe to a named query. Returns the filter of the rows that it may see; `None` for all rows.
 pub(super) fn permit_named(server: &ServerState, caller: &Caller, name: &str) -> Result<Option<Filter>, RequestError> {
     permit_query(server, caller, OperationId::subscribe(), QueryTarget::Named(name))
 }
 
-/// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; none for all rows.
+/// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; `None` for all rows.
 pub(super) fn permit_query(
     server: &ServerState,
     caller: &Caller,
@@ -158,7 +158,7 @@ pub(super) fn permit_query(
     }
     match server.bucket_of_query(name) {
         Some(bucket) => permit(caller, operation, Target::Query { name, bucket: Some(&bucket) }),
-        // A caller that may subscribe to nothing does not learn which queries exist.
+        // A caller without any permission to subscribe must not learn which queries exist.
         None => caller.may_ever(operation.name, name).map(|()| None),
     }
 }
@@ -169,20 +169,20 @@ async fn open(
     caller: &Caller,
     operation: OperationId,
     row_filter: Option<Filter>,
-) -> Outcome {
+) -> ReplyResult {
     let server = &connection.server;
     let Subscribe { query, mode, since, is_extended } = subscribe;
     let permit = SubscriptionPermit::acquire(connection)?;
     let number = server.next_subscription();
-    if let Subscribed::Named { name, params } = &query
+    if let SubscribeQuery::Named { name, params } = &query
         && server.programmatic.contains(name)
     {
-        let source = Source::Programmatic { name: name.as_str().into(), params: Box::new(params.clone()) };
+        let source = QuerySource::Programmatic { name: name.as_str().into(), params: Box::new(params.clone()) };
         let opening = Opening { number, source, mode, is_extended, row_filter: None, permit };
         return open_programmatic(connection, opening, since.is_some(), caller).await;
     }
     let span = tracing::debug_span!(target: "tidewire::request", "live_evaluation");
-    // A text that is no position is taken for one that history no longer covers.
+    // An invalid position is treated like one that the history no longer covers.
     let mark: Option<Mark> = since.as_deref().and_then(|since| since.parse().ok());
     let options = SubscribeOptions::from(mode).since(mark).owner(connection.number);
     let evaluated = evaluate(server, &query, options, caller, operation, row_filter);
@@ -196,25 +196,25 @@ async fn open(
     };
     let data = first.data(events.take_first(), server.options.max_result_bytes)?;
     let source = match query {
-        Subscribed::Named { name, params } => {
-            // If it is not defined any more, the subscription is about to end.
+        SubscribeQuery::Named { name, params } => {
+            // If the query was removed concurrently, the subscription is about to end.
             let bucket = server.bucket_of_query(&name).unwrap_or_default().into();
-            Source::Named { name: name.into(), bucket, params: params.into_iter().collect() }
+            QuerySource::Named { name: name.into(), bucket, params: params.into_iter().collect() }
         }
-        Subscribed::Inline(query) => Source::Inline(query),
+        SubscribeQuery::Inline(query) => QuerySource::Inline(query),
     };
     let opening = Opening { number, source, mode, is_extended, row_filter, permit };
     let subscription = Subscription::live(opening, connection, events);
     connection.add(&subscription)?;
-    // Whatever has changed since the first result is polled after the reply.
+    // Changes since the first result are polled after the reply.
     connection.sink.wake(number);
     Ok(data)
 }
 
-/// Evaluates a query, with the permissions for the bucket that it reads when it is evaluated.
+/// Evaluates a query with the row filter for the bucket that it reads at that time.
 async fn evaluate(
     server: &ServerState,
-    query: &Subscribed,
+    query: &SubscribeQuery,
     options: SubscribeOptions,
     caller: &Caller,
     operation: OperationId,
@@ -222,10 +222,10 @@ async fn evaluate(
 ) -> Result<(LiveSubscription, Option<Filter>), RequestError> {
     loop {
         let events = match query {
-            Subscribed::Inline(query) => {
+            SubscribeQuery::Inline(query) => {
                 server.live.subscribe(restricted((**query).clone(), row_filter.as_ref()), options).await?
             }
-            Subscribed::Named { name, params } => {
+            SubscribeQuery::Named { name, params } => {
                 server.live.subscribe_named(name, params.clone(), row_filter.clone(), options).await?
             }
         };
@@ -233,28 +233,28 @@ async fn evaluate(
         if now == row_filter {
             return Ok((events, row_filter));
         }
-        // The name was defined as another query meanwhile.
+        // The name was redefined as another query concurrently.
         row_filter = now;
     }
 }
 
-/// Subscribes to a programmatic query. It has no history, so a resumed subscription begins with the whole result.
+/// Subscribes to a programmatic query. It has no history, so a resumed subscription starts with a snapshot.
 async fn open_programmatic(
     connection: &Arc<Connection>,
     opening: Opening,
     is_resumed: bool,
     caller: &Caller,
-) -> Outcome {
+) -> ReplyResult {
     let server = &connection.server;
     if opening.mode == Mode::Delta {
-        return Err(RequestError::invalid("a programmatic query has no deltas: subscribe without \"mode\""));
+        return Err(RequestError::invalid("a programmatic query does not support deltas; subscribe without \"mode\""));
     }
-    let Source::Programmatic { name, params } = &opening.source else {
+    let QuerySource::Programmatic { name, params } = &opening.source else {
         return Err(RequestError::new(Code::QueryNotDefined, "the query is not defined"));
     };
-    // Code of the embedding program may block.
-    let (state, name, params, asked_by) = (Arc::clone(server), name.clone(), params.clone(), caller.clone());
-    let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &asked_by)).await;
+    // The code of the embedding program may block.
+    let (state, name, params, owner) = (Arc::clone(server), name.clone(), params.clone(), caller.clone());
+    let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &owner)).await;
     let computed = computed.map_err(|error| RequestError::internal(&error))??;
     let first = FirstResult {
         number: opening.number,
@@ -268,16 +268,16 @@ async fn open_programmatic(
     let subscription = Subscription::programmatic(opening, connection, computed.json);
     connection.add(&subscription)?;
     server.programmatic.subscribe(&subscription, caller.clone());
-    // A commit between the first result and now is not lost. It is not waited for: a reply that came too late would leave a
-    // subscription that the client does not know.
+    // Computed once more, so that a commit since the first result is not missed. Not awaited: if the request timed out here, the
+    // client would not know the id of its subscription.
     server.compute_later(subscription.number);
     Ok(data)
 }
 
-/// Evaluates the query of a subscription anew, for another caller.
+/// Evaluates the query of a subscription again for another caller.
 pub(super) fn reopen(
     connection: &Connection,
-    query: Subscribed,
+    query: SubscribeQuery,
     mode: Mode,
     caller: Caller,
     row_filter: Option<Filter>,
@@ -289,17 +289,17 @@ pub(super) fn reopen(
     })
 }
 
-/// The key field of the records of a query.
-fn key_of(server: &ServerState, query: &Subscribed) -> Option<String> {
+/// Returns the key field of the records of a query.
+fn key_of(server: &ServerState, query: &SubscribeQuery) -> Option<String> {
     let query = query_of(server, query).ok()?;
     let snapshot = server.store.snapshot();
     snapshot.state.bucket(&query.bucket).ok().map(|bucket| bucket.definition().key.clone())
 }
 
-fn query_of(server: &ServerState, query: &Subscribed) -> Result<Query, StoreError> {
+fn query_of(server: &ServerState, query: &SubscribeQuery) -> Result<Query, StoreError> {
     match query {
-        Subscribed::Inline(query) => Ok((**query).clone()),
-        Subscribed::Named { name, params } => server.store.snapshot().state.query(name, params),
+        SubscribeQuery::Inline(query) => Ok((**query).clone()),
+        SubscribeQuery::Named { name, params } => server.store.snapshot().state.query(name, params),
     }
 }
 
@@ -310,26 +310,26 @@ fn restricted(query: Query, row_filter: Option<&Filter>) -> Query {
     }
 }
 
-/// The reply to `store.subscribe`, beside its data.
+/// The members of the reply to `store.subscribe` other than its data.
 struct FirstResult {
     number: u64,
     /// The key field of the records, for extended subscriptions.
     key: Option<String>,
-    /// Whether the result is a value and no list of records.
+    /// Whether the result is a value instead of a list of records.
     is_aggregate: bool,
     position: Option<String>,
     resumed: Option<bool>,
 }
 
 impl FirstResult {
-    fn data(self, first: First, max: usize) -> Outcome {
+    fn data(self, first: First, max: usize) -> ReplyResult {
         let result = match first {
             First::Snapshot(QueryResult::Json(json)) => json,
             First::Resumed(Some(delta)) => delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?,
             First::Resumed(None) if !self.is_aggregate => {
                 Bytes::from_static(b"{\"added\":[],\"changed\":[],\"removed\":[]}")
             }
-            // An aggregate of nothing, or one that has not changed.
+            // An aggregate without a value, or one that has not changed.
             _ => Bytes::new(),
         };
         if result.len() > max {

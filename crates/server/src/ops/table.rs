@@ -1,11 +1,11 @@
-//! The table of operations: the one place that lists them.
+//! The table of all operations.
 //!
-//! A new operation is one line here and one function in the file of its family.
+//! To add an operation, add a line here and a function in the file of its family.
 
 use std::ops::Deref;
 use std::sync::LazyLock;
 
-use super::{Call, Handled, auth, explain, server, store_admin, store_reads, store_writes, subscribe};
+use super::{Call, HandlerResult, auth, explain, server, store_admin, store_reads, store_writes, subscribe};
 use crate::auth::Tier;
 
 /// An operation of the wire protocol.
@@ -13,32 +13,32 @@ use crate::auth::Tier;
 pub(crate) struct Operation {
     /// The `type` of a request.
     pub(crate) name: &'static str,
-    /// The tier that a role must reach; none for operations that need no login.
+    /// The required tier; `None` for operations that need no login.
     pub(crate) tier: Option<Tier>,
     pub(crate) effect: Effect,
     pub(crate) scope: Scope,
-    /// The parts of a server that it needs.
+    /// The capabilities of the server that it needs.
     pub(crate) needs: Capabilities,
-    /// Checks the parameters and the permission, and runs the operation; none if this version does not implement it.
+    /// Checks the parameters and the permission, and runs the operation; `None` if it is not implemented.
     pub(super) handler: Option<Handler>,
-    /// One line of documentation.
+    /// The first sentence of its documentation.
     #[cfg_attr(not(test), expect(dead_code, reason = "compared with the manual by a test"))]
     pub(crate) summary: &'static str,
 }
 
 impl Operation {
-    /// Whether it changes the login or the subscriptions of a connection. Of these, a connection runs one at a time: a login reviews
-    /// the subscriptions, and must not miss one that is just being opened.
+    /// Returns whether it changes the login or the subscriptions of a connection. A connection runs these one at a time, because a
+    /// login reviews the subscriptions and must not miss one that is being opened.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.scope == Scope::Connection || self.is_subscribe()
     }
 
-    /// Whether this version implements it.
+    /// Returns whether it is implemented.
     pub(crate) fn is_served(&self) -> bool {
         self.handler.is_some()
     }
 
-    /// Whether pushes that show its effect may come before it is answered.
+    /// Returns whether pushes caused by it may be ready before its reply.
     pub(crate) fn causes_pushes(&self) -> bool {
         self.effect == Effect::Write || self.is_subscribe()
     }
@@ -49,9 +49,9 @@ impl Operation {
 }
 
 /// Runs an operation.
-pub(super) type Handler = fn(&Call<'_>) -> Handled;
+pub(super) type Handler = fn(&Call<'_>) -> HandlerResult;
 
-/// Whether an operation changes the store. Writes of a connection wait for the disk together; everything else waits for the
+/// Whether an operation changes the store. Writes of a connection may be in flight together; any other request waits for the
 /// requests before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
@@ -59,12 +59,12 @@ pub(crate) enum Effect {
     Write,
 }
 
-/// What permissions are checked against.
+/// The kind of target against which permissions are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Rows of one bucket. A row filter restricts them.
     Rows,
-    /// One bucket as a whole, or a definition that all its readers share. A session with a row filter may not use it.
+    /// A whole bucket, or a definition that all its readers share. A session with a row filter may not use it.
     Bucket,
     /// The buckets of the steps of a transaction.
     Steps,
@@ -74,25 +74,25 @@ pub(crate) enum Scope {
     Catalog,
     /// The server as a whole. A session with a row filter may not use it.
     Server,
-    /// A topic, fact or pattern of rules.
+    /// A topic, fact or pattern of the rule engine.
     Topic,
     /// The connection itself: no permission is needed.
     Connection,
 }
 
 impl Scope {
-    /// Whether an operation concerns all rows, so that a session with a row filter may not use it.
-    pub(crate) fn concerns_all_rows(self) -> bool {
+    /// Returns whether an operation affects all rows, so that a session with a row filter may not use it.
+    pub(crate) fn affects_all_rows(self) -> bool {
         matches!(self, Self::Bucket | Self::Server)
     }
 
-    /// Whether an operation names a bucket.
+    /// Returns whether an operation names a bucket.
     pub(crate) fn names_bucket(self) -> bool {
         matches!(self, Self::Rows | Self::Bucket | Self::Steps | Self::Query)
     }
 }
 
-/// Parts of a server that it may have or lack.
+/// Optional parts of a server, as a bit set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Capabilities(u8);
 
@@ -113,10 +113,16 @@ impl Capabilities {
     }
 }
 
-/// The name that is closest to one that does not exist. The name must not be long: the edit distance takes quadratic time.
-pub(crate) fn closest_name<'a>(name: &str, operations: impl Iterator<Item = &'a Operation>) -> &'static str {
+/// Returns a suggestion such as `; did you mean "store.get"?` for a misspelled name, or an empty string if no name is similar.
+///
+/// `name` must be short, because the edit distance takes quadratic time.
+pub(crate) fn suggestion<'a>(name: &str, operations: impl Iterator<Item = &'a Operation>) -> String {
     let distance = |known: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
-    operations.map(|operation| operation.name).min_by_key(|known| distance(known)).unwrap_or_default()
+    let distances = operations.map(|operation| (distance(operation.name), operation.name));
+    match distances.min_by_key(|(distance, _)| *distance) {
+        Some((distance, known)) if distance <= known.len() / 3 => format!("; did you mean \"{known}\"?"),
+        _ => String::new(),
+    }
 }
 
 /// An operation, by its index in the table.
@@ -124,41 +130,41 @@ pub(crate) fn closest_name<'a>(name: &str, operations: impl Iterator<Item = &'a 
 pub(crate) struct OperationId(u8);
 
 impl OperationId {
-    /// The operation `store.subscribe`, whose permissions also bind subscriptions that exist.
+    /// Returns the operation `store.subscribe`. Its permission is also required for existing subscriptions after a login.
     pub(crate) fn subscribe() -> Self {
         static SUBSCRIBE: LazyLock<OperationId> =
             LazyLock::new(|| OperationId::named("store.subscribe").expect("it is in the table"));
         *SUBSCRIBE
     }
 
-    /// The operation `store.get`, whose permissions also bind references.
+    /// Returns the operation `store.get`. Its permission also decides which records a write may refer to.
     pub(crate) fn get() -> Self {
         static GET: LazyLock<OperationId> =
             LazyLock::new(|| OperationId::named("store.get").expect("it is in the table"));
         *GET
     }
 
-    /// The operation of this name.
+    /// Returns the operation with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        /// Operations by a hash of their names, each at its hash or at the next free place after it.
-        static BY_HASH: LazyLock<Box<[Option<OperationId>; PLACES]>> = LazyLock::new(|| {
-            let mut places = Box::new([None; PLACES]);
+        /// A hash table with linear probing.
+        static BY_HASH: LazyLock<Box<[Option<OperationId>; HASH_SLOTS]>> = LazyLock::new(|| {
+            let mut slots = Box::new([None; HASH_SLOTS]);
             for operation in OperationId::all() {
-                let mut place = hash(operation.name);
-                while places[place].is_some() {
-                    place = (place + 1) % PLACES;
+                let mut slot = hash(operation.name);
+                while slots[slot].is_some() {
+                    slot = (slot + 1) % HASH_SLOTS;
                 }
-                places[place] = Some(operation);
+                slots[slot] = Some(operation);
             }
-            places
+            slots
         });
-        let mut place = hash(name);
+        let mut slot = hash(name);
         loop {
-            let operation = BY_HASH[place]?;
+            let operation = BY_HASH[slot]?;
             if operation.name == name {
                 return Some(operation);
             }
-            place = (place + 1) % PLACES;
+            slot = (slot + 1) % HASH_SLOTS;
         }
     }
 
@@ -171,13 +177,13 @@ impl OperationId {
     }
 }
 
-/// The size of the hash table of names: about seven times the operations, so that nearly every name is at its hash.
-const PLACES: usize = 512;
+/// Size of the hash table of names: about seven times the number of operations, so that collisions are rare.
+const HASH_SLOTS: usize = 512;
 
-/// A place in the hash table. It runs for every request, and the names are known, so it need not resist collisions.
+/// Returns the slot of a name: a fast FNV hash. It need not resist attacks, because the names in the table are fixed.
 fn hash(name: &str) -> usize {
     let hash = name.bytes().fold(0xcbf2_9ce4_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    (hash ^ hash >> 16) as usize % PLACES
+    (hash ^ hash >> 16) as usize % HASH_SLOTS
 }
 
 impl Deref for OperationId {
@@ -281,15 +287,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_lead_to_their_operation() {
+    fn operations_are_found_by_name() {
         for operation in OperationId::all() {
             assert_eq!(OperationId::named(operation.name), Some(operation));
         }
         assert_eq!(OperationId::named("store.nothing"), None);
-        assert!(OPERATIONS.len() < usize::from(u8::MAX) && OPERATIONS.len() < PLACES / 4);
+        assert!(OPERATIONS.len() < usize::from(u8::MAX) && OPERATIONS.len() < HASH_SLOTS / 4);
     }
 
-    /// The rows of the manual's tables of operations: name, cells between it and the tier, tier.
+    #[test]
+    fn only_similar_names_are_suggested() {
+        for (name, expected) in [
+            ("store.gett", "; did you mean \"store.get\"?"),
+            ("Store.Insert", "; did you mean \"store.insert\"?"),
+            ("server.stat", "; did you mean \"server.stats\"?"),
+            ("foo", ""),
+            ("", ""),
+            ("something.else", ""),
+        ] {
+            assert_eq!(suggestion(name, OPERATIONS.iter()), expected, "{name}");
+        }
+    }
+
+    /// Returns the rows of the manual's tables of operations: name, other cells, tier.
     fn documented() -> Vec<(String, Vec<String>, String)> {
         let manual = include_str!("../../../../docs/reference/protocol.md");
         let rows = manual.lines().filter(|line| line.starts_with("| `") && line.contains('.'));
@@ -307,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_documents_every_operation_that_is_served() {
+    fn manual_documents_every_implemented_operation() {
         let documented = documented();
         let served = OPERATIONS.iter().filter(|operation| operation.handler.is_some());
         for operation in served {
@@ -317,15 +337,15 @@ mod tests {
             assert_eq!(tier, expected, "the tier of {}", operation.name);
             assert!(
                 cells.iter().any(|cell| cell.starts_with(operation.summary)),
-                "the manual says of {} neither in any cell: {:?}",
+                "the manual does not have the summary of {}: {:?}",
                 operation.name,
                 operation.summary
             );
         }
         for (name, ..) in &documented {
             let operation =
-                OperationId::named(name).unwrap_or_else(|| panic!("the manual has {name}, the table has not"));
-            assert!(operation.handler.is_some(), "{name} is documented and not served");
+                OperationId::named(name).unwrap_or_else(|| panic!("the manual has the unknown operation {name}"));
+            assert!(operation.handler.is_some(), "{name} is documented but not implemented");
         }
     }
 }

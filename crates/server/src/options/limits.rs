@@ -1,16 +1,16 @@
-//! Limits of connections and requests.
+//! Limits of connections, memory and requests.
 
 use std::time::Duration;
 
 use crate::machine;
 
-/// The interval of pings and the timeout of the pong.
+/// The interval of pings and the timeout of pongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heartbeat {
-    /// The time between two pings. Default: 30 s, below the idle timeout of common proxies.
+    /// The interval between pings. Default: 30 s, below the idle timeout of common proxies.
     pub interval: Duration,
-    /// The time from a ping to its pong, after which the connection is closed. Default: 10 s, enough for slow networks.
+    /// How long to wait for a pong before the connection is closed. Default: 10 s, enough for slow networks.
     pub timeout: Duration,
 }
 
@@ -40,11 +40,11 @@ impl Heartbeat {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Backpressure {
-    /// The limit of the push buffer in bytes. A client that reads nothing for three seconds while more would be buffered is
-    /// disconnected as a slow consumer. Default: 1 MiB, which bounds the memory of a connection.
+    /// The limit of the push buffer in bytes. A client that reads nothing for three seconds while pushes do not fit is disconnected
+    /// as a slow consumer. Default: 1 MiB, which bounds the memory of a connection.
     pub max_buffered_bytes: usize,
-    /// The fraction of `max_buffered_bytes` above which pushes are held back and requests are refused. Default: 0.8, so that
-    /// pushes that are already on their way still fit.
+    /// The fraction of `max_buffered_bytes` above which requests are rejected. Default: 0.8, so that pushes caused by requests in
+    /// flight still fit.
     pub high_water_mark: f64,
 }
 
@@ -70,20 +70,20 @@ impl Backpressure {
     }
 }
 
-/// The limit of the memory that the server holds for its clients.
+/// The limit of the memory held for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Memory {
-    /// The limit of what all connections over sockets hold together, in bytes: messages that are not complete or wait, requests in
-    /// flight, and replies and pushes that the clients have not read. Above it the connection that holds the most is closed with
-    /// [`Disconnect::MEMORY_LIMIT`](crate::Disconnect::MEMORY_LIMIT). Default: a quarter of the memory of the machine, or of its
-    /// control group if that has a lower limit, but at least 64 MiB; 1 GiB if the system does not tell.
+    /// The limit of the memory held by all socket connections together, in bytes: incomplete and queued messages, requests in flight,
+    /// and replies and pushes that clients have not read. When it is exceeded, the connection that holds the most is closed with
+    /// [`Disconnect::MEMORY_LIMIT`](crate::Disconnect::MEMORY_LIMIT). Default: a quarter of the memory of the machine, or of the limit
+    /// of its control group if that is lower, but at least 64 MiB; 1 GiB if the memory size is unknown.
     pub max_bytes: usize,
 }
 
 impl Memory {
-    const UNKNOWN_BYTES: usize = 1 << 30;
-    const LEAST_BYTES: usize = 64 << 20;
+    const FALLBACK_BYTES: usize = 1 << 30;
+    const MIN_BYTES: usize = 64 << 20;
 
     /// Sets [`max_bytes`](#structfield.max_bytes).
     #[must_use]
@@ -96,7 +96,7 @@ impl Memory {
 impl Default for Memory {
     fn default() -> Self {
         let quarter = machine::memory_bytes().and_then(|bytes| usize::try_from(bytes / 4).ok());
-        Self { max_bytes: quarter.unwrap_or(Self::UNKNOWN_BYTES).max(Self::LEAST_BYTES) }
+        Self { max_bytes: quarter.unwrap_or(Self::FALLBACK_BYTES).max(Self::MIN_BYTES) }
     }
 }
 
@@ -104,9 +104,9 @@ impl Default for Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionLimits {
-    /// The limit for one connection. Default: 100, more than a page has views.
+    /// The limit for one connection. Default: 100, more than most applications need.
     pub max_subscriptions_per_connection: usize,
-    /// The limit for all connections together. Default: 10 000, which bounds the work of a commit.
+    /// The limit for all connections together. Default: 10 000, which bounds the fan-out of a commit.
     pub max_total_subscriptions: usize,
 }
 
@@ -132,11 +132,11 @@ impl ConnectionLimits {
     }
 }
 
-/// A limit of requests in a sliding window, per user, or per IP address before the login.
+/// A limit of requests in a sliding window, per user or, without a login, per IP address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimit {
-    /// The number of requests in a window.
+    /// The maximum number of requests in a window.
     pub max_requests: usize,
     /// The length of the window.
     pub window: Duration,

@@ -1,4 +1,4 @@
-//! The settings of a server.
+//! Server options.
 
 mod limits;
 
@@ -12,7 +12,7 @@ pub use self::limits::{Backpressure, ConnectionLimits, Heartbeat, Memory, RateLi
 use crate::auth::Auth;
 use crate::{Network, ProgrammaticQuery};
 
-/// The settings of a [`Server`](crate::Server).
+/// The options of a [`Server`](crate::Server).
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,71 +26,74 @@ use crate::{Network, ProgrammaticQuery};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// The name of the server, sent to clients in the welcome. Default: `tidewire`.
+    /// The name of the server in `server.stats` and `store.stats`. Default: `tidewire`.
     pub name: String,
     /// The address to listen on. Default: 127.0.0.1, so that a server without auth is not reachable from other machines.
     pub host: String,
-    /// The port to listen on; 0 picks a free one. Default: 8080, because ports below 1024 need privileges.
+    /// The port to listen on; 0 picks a free port. Default: 8080, because ports below 1024 need privileges.
     pub port: u16,
-    /// The path of the WebSocket. Default: `/`, the shortest URL.
+    /// The path of the WebSocket endpoint. Default: `/`, the shortest URL.
     pub path: String,
-    /// The origins that browser pages may have. Default: none. Then any page may connect if clients must log in, because tokens are
-    /// not cookies. Otherwise only pages of this machine and of the server's own host may, so that no page of a stranger can use a
-    /// server that needs no login. Other clients than browsers send no origin.
+    /// The origins from which browser pages may connect. Clients other than browsers send no origin and are not restricted.
+    ///
+    /// Default: none. Then pages of any origin may connect if clients must log in, because browsers do not attach tokens as they do
+    /// cookies. If no login is required, only pages from this machine or from the server's own host may connect, so that other
+    /// websites cannot use the server.
     pub allowed_origins: Option<Vec<String>>,
-    /// The names of the server that browser pages may use where clients need not log in and `allowed_origins` is not set. IP addresses
-    /// and `localhost` are always allowed. Default: none, because the owner of a domain can make its name resolve to this server.
+    /// The host names under which browser pages may reach the server if no login is required and `allowed_origins` is not set. IP
+    /// addresses and `localhost` are always allowed. Default: none, which prevents DNS rebinding.
     pub allowed_hosts: Vec<String>,
-    /// The proxies whose `Forwarded`, `X-Forwarded-For` and `X-Forwarded-Host` headers are believed. Default: none, because any client
+    /// The proxies whose `Forwarded`, `X-Forwarded-For` and `X-Forwarded-Host` headers are trusted. Default: none, because any client
     /// can send these headers.
     pub trusted_proxies: Vec<Network>,
-    /// Whether the trusted proxies begin every connection with a header of the PROXY protocol, version 2. Default: false, because
-    /// proxies that forward HTTP send headers instead.
+    /// Whether the trusted proxies start every connection with a PROXY protocol version 2 header. Default: false, because HTTP proxies
+    /// send forwarding headers instead.
     pub proxy_protocol: bool,
-    /// The address of `/metrics` and of the details of `/health`, which are then not served on the port of clients; port 0 picks a
-    /// free one. It has no TLS. Default: none, one port for all.
+    /// The address of the admin listener, which serves `/metrics` and the details of `/health` without TLS. They are then not served on
+    /// the client port. Port 0 picks a free port. Default: none, everything on one port.
     pub admin_listen: Option<SocketAddr>,
-    /// The limit of a message in bytes. Default: 1 MiB, the default limit of a record.
+    /// The maximum size of a message in bytes. Default: 1 MiB, the default limit of a record.
     pub max_payload_bytes: usize,
-    /// The limit of connections. Default: 100 000, which take about half a GiB when idle.
+    /// The maximum number of connections. Default: 100 000, which use about half a GiB when idle.
     pub max_connections: usize,
-    /// The limit of sockets of one IP address (IPv6: of a /64), before and after their upgrade. Default: none, because clients behind
-    /// a proxy share one address.
+    /// The maximum number of sockets of one IP address (for IPv6, of a /64), before and after the upgrade. Default: none, because
+    /// clients behind a proxy share one address.
     pub max_connections_per_ip: Option<usize>,
-    /// The limit of a result in bytes. Default: 8 MiB, a few of the largest records.
+    /// The maximum size of a result in bytes. Default: 8 MiB, a few of the largest records.
     pub max_result_bytes: usize,
-    /// The number of conditions in the filter of a request or of a named query. The values of `$in` are not counted. Default: 256.
+    /// The maximum number of conditions in the filter of a request or of a named query. The values of `$in` are not counted. Default:
+    /// 256.
     pub max_filter_conditions: usize,
-    /// The timeout of a socket before its WebSocket handshake, for reading the request head and for each write. Default: 10 s,
-    /// enough for slow networks.
+    /// The timeout of a TLS handshake, and before the WebSocket handshake that of reading a request head and of each write. Default:
+    /// 10 s, enough for slow networks.
     pub handshake_timeout: Duration,
     /// The timeout of a request. Default: 30 s, after which most clients have given up.
     pub request_timeout: Duration,
-    /// Requests that take at least this long are logged and counted. Default: 1 s, far above the normal latency.
+    /// The duration from which a request is logged and counted as slow. Default: 1 s, far above the normal latency.
     pub slow_request: Duration,
     /// The detection of dead clients by pings.
     pub heartbeat: Heartbeat,
-    /// The limits of a slow consumer.
+    /// The limits of the push buffer of a connection.
     pub backpressure: Backpressure,
-    /// The limit of memory.
+    /// The memory limit of all connections.
     pub memory: Memory,
     /// The limits of subscriptions.
     pub connection_limits: ConnectionLimits,
-    /// The rate limit of a user or IP address. Default: none, because the right limit depends on the application.
+    /// The rate limit per user or IP address. Default: none, because the right limit depends on the application.
     pub rate_limit: Option<RateLimit>,
     /// Authentication and permissions. Default: none, so that a first session needs no setup; every client has full access.
     pub auth: Option<Auth>,
-    /// Whether errors have details, such as the invalid fields of a record. Default: true, because clients need them to correct
+    /// Whether errors include details, such as the invalid fields of a record. Default: true, because clients need them to correct
     /// requests.
     pub expose_error_details: bool,
     /// How long a revoked user cannot log in. Default: 1 h, the usual lifetime of a signed token.
     pub revocation_ttl: Duration,
-    /// The directory in which the admin operation `server.backup` creates backups. Default: none; the operation is then refused,
-    /// so that no client can make the server write files.
+    /// The directory in which the operation `server.backup` creates backups. Default: none, which disables the operation, so that no
+    /// client can make the server write files.
     pub backup_dir: Option<PathBuf>,
     /// The certificate and its key. Default: none, plain TCP.
     pub tls: Option<TlsFiles>,
-    /// Queries that the host application implements, by name.
+    /// Queries implemented in code by the embedding program, by name.
     pub queries: BTreeMap<String, Arc<dyn ProgrammaticQuery>>,
 }
 

@@ -1,10 +1,10 @@
-//! Close codes: why the server ends a connection, and whether its client should reconnect.
+//! Close codes: why the server closes a connection, and whether the client should reconnect.
 
 use tidewire_conn::websocket::{CloseCode, Message};
 
-/// Why the server ends a connection: the close code and reason that the client receives.
+/// Why the server closes a connection: the close code and reason that the client receives.
 ///
-/// The codes of the WebSocket layer itself (1002, 1007 and 1009) are not listed: the codec detects those errors and sends them.
+/// The codes of the WebSocket codec (1002, 1007 and 1009) are not included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Disconnect {
@@ -12,7 +12,7 @@ pub struct Disconnect {
     pub code: u16,
     /// The reason in the close frame.
     pub reason: &'static str,
-    /// Whether a client should reconnect after it.
+    /// Whether the client should reconnect.
     pub reconnect: bool,
 }
 
@@ -36,19 +36,19 @@ disconnects! {
     SERVER_SHUTTING_DOWN 1001 "server_shutting_down" true;
     /// The client sent a binary message.
     BINARY_NOT_SUPPORTED 1003 "binary_not_supported" false;
-    /// A fault of the server.
+    /// An internal error of the server.
     INTERNAL_ERROR 1011 "internal_error" true;
-    /// The memory limit of the server was exceeded, and this connection held the most.
+    /// The memory limit of the server was exceeded, and this connection used the most memory.
     MEMORY_LIMIT 1013 "memory_limit" true;
     /// No pong arrived in time.
     HEARTBEAT_TIMEOUT 4001 "heartbeat_timeout" true;
     /// The session was revoked.
     SESSION_REVOKED 4002 "session_revoked" false;
-    /// The address has as many connections as it may have.
+    /// The limit of connections of the client's address is reached.
     TOO_MANY_CONNECTIONS 4003 "too_many_connections" false;
-    /// The client did not read.
+    /// The client did not read its pushes.
     SLOW_CONSUMER 4008 "slow_consumer" true;
-    /// The client did not log in within the time for it, where a login is required.
+    /// A login is required, and the client did not log in within the login timeout.
     LOGIN_TIMEOUT 4009 "login_timeout" true;
 }
 
@@ -57,7 +57,7 @@ impl Disconnect {
         CloseCode::new(self.code)
     }
 
-    /// The close frame.
+    /// Returns the close frame.
     pub(crate) fn frame(self) -> Message {
         Message::close(self.close_code(), self.reason)
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manual_lists_every_close_code() {
+    fn manual_lists_every_close_code() {
         let manual = include_str!("../../../../docs/reference/errors.md");
         let (_, table) = manual.split_once("| Code | Reason | When | Reconnect |").expect("a table of close codes");
         let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));

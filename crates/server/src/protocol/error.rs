@@ -1,4 +1,4 @@
-//! Error codes, and the error with which a request is answered.
+//! Error codes, and the error of a request.
 
 use std::borrow::Cow;
 
@@ -15,12 +15,12 @@ macro_rules! codes {
             /// Every code.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// The code as it is sent.
+            /// Returns the code as it is sent to clients.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
 
-            /// Whether the same request may succeed later, without a change to it or to the data.
+            /// Returns whether the same request may succeed later, without a change to the request or the data.
             pub const fn is_worth_retrying(self) -> bool {
                 match self { $(Self::$name => codes!(@$retry)),* }
             }
@@ -35,7 +35,7 @@ codes! {
     ParseError "PARSE_ERROR" final;
     /// The message has no valid `id` or `type`.
     InvalidRequest "INVALID_REQUEST" final;
-    /// The server has no such operation.
+    /// The operation does not exist.
     UnknownOperation "UNKNOWN_OPERATION" final;
     /// A parameter, definition or record is not valid.
     ValidationError "VALIDATION_ERROR" final;
@@ -47,13 +47,13 @@ codes! {
     Conflict "CONFLICT" final;
     /// The client is not logged in, or its session has expired.
     Unauthorized "UNAUTHORIZED" final;
-    /// The session may not do this.
+    /// The client lacks the permission.
     Forbidden "FORBIDDEN" final;
     /// Too many requests or subscriptions.
     RateLimited "RATE_LIMITED" retry;
-    /// The client does not read its pushes, and the request was not run.
+    /// The server is overloaded or the client does not read its pushes. The request was not run.
     Backpressure "BACKPRESSURE" retry;
-    /// A fault of the server.
+    /// An internal error of the server.
     InternalError "INTERNAL_ERROR" retry;
     /// The bucket is not defined.
     BucketNotDefined "BUCKET_NOT_DEFINED" final;
@@ -61,17 +61,17 @@ codes! {
     QueryNotDefined "QUERY_NOT_DEFINED" final;
     /// The server has no rule engine.
     RulesNotAvailable "RULES_NOT_AVAILABLE" final;
-    /// The sessions of the user were revoked.
+    /// The user's sessions were revoked.
     SessionRevoked "SESSION_REVOKED" final;
-    /// The request did not finish within its deadline.
+    /// The request timed out.
     Timeout "TIMEOUT" retry;
     /// The server is shutting down.
     ShuttingDown "SHUTTING_DOWN" retry;
-    /// The result is larger than results may be.
+    /// The result is larger than the limit.
     TooLarge "TOO_LARGE" final;
 }
 
-/// The error with which a request is answered.
+/// The error of a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}: {message}", code.as_str())]
 #[non_exhaustive]
@@ -80,14 +80,14 @@ pub struct RequestError {
     pub code: Code,
     /// The message, for people.
     pub message: Cow<'static, str>,
-    /// More about the error, for programs.
+    /// Details for programs, such as the invalid fields.
     pub details: Option<Box<Json>>,
-    /// The cause of an internal error. It is logged and not sent.
+    /// The cause of an internal error. It is logged, but not sent to the client.
     pub(crate) fault: Option<Box<str>>,
 }
 
 impl RequestError {
-    /// An error without details.
+    /// Creates an error without details.
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
         Self { code, message: message.into(), details: None, fault: None }
     }
@@ -98,13 +98,13 @@ impl RequestError {
         Self { details: Some(Box::new(details)), ..self }
     }
 
-    /// A parameter, definition or record is not valid.
+    /// Creates a [`Code::ValidationError`].
     #[expect(clippy::needless_pass_by_value, reason = "errors and texts are handed over")]
     pub(crate) fn invalid(message: impl ToString) -> Self {
         Self::new(Code::ValidationError, message.to_string())
     }
 
-    /// A fault of the server: the cause is logged, and the client learns only that there was one.
+    /// Creates a [`Code::InternalError`]. The cause is logged, but not sent to the client.
     pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
         let mut fault = error.to_string();
         for source in std::iter::successors(error.source(), |error| error.source()) {
@@ -113,16 +113,16 @@ impl RequestError {
         Self { fault: Some(fault.into()), ..Self::new(Code::InternalError, "Internal server error") }
     }
 
-    /// The result is larger than results may be.
+    /// Creates the error for a result of more than `max` bytes.
     pub(crate) fn too_large(max: usize) -> Self {
-        let message = format!("the result is larger than {max} bytes: narrow the filter, or read it in pages");
+        let message = format!("the result is larger than {max} bytes; narrow the filter or read it in pages");
         Self::new(Code::TooLarge, message)
     }
 
-    /// A limit of a rate was exceeded: which one, and after how many milliseconds the request may be sent again.
-    pub(crate) fn rate_limited(what: &str, retry_after: u64) -> Self {
-        let message = format!("{what}: try again in {retry_after} ms");
-        Self::new(Code::RateLimited, message).with_details(json!({"retryAfterMs": retry_after}))
+    /// Creates the error for an exceeded rate limit. `retry_after_ms` is the time until the request may be sent again.
+    pub(crate) fn rate_limited(reason: &str, retry_after_ms: u64) -> Self {
+        let message = format!("{reason}: try again in {retry_after_ms} ms");
+        Self::new(Code::RateLimited, message).with_details(json!({"retryAfterMs": retry_after_ms}))
     }
 
     pub(crate) fn shutting_down() -> Self {
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manual_says_which_codes_are_worth_retrying() {
+    fn manual_says_which_codes_are_worth_retrying() {
         let manual = include_str!("../../../../docs/reference/errors.md");
         let row = |code: &str| {
             let mut rows = manual.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));

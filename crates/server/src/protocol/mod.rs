@@ -1,4 +1,4 @@
-//! The wire protocol: messages of clients, replies, pushes, notices, error codes and close codes.
+//! The wire protocol: client messages, replies, pushes, notices, error codes and close codes.
 
 pub(crate) mod disconnect;
 pub(crate) mod error;

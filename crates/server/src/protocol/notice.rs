@@ -1,9 +1,9 @@
-//! Messages of the server that answer no request and belong to no subscription.
+//! Notices: server messages that are neither replies nor pushes of a subscription.
 
 use serde_json::{Value as Json, json};
 use tidewire_conn::websocket::Message;
 
-/// The first message of every connection.
+/// Returns the first message of every connection.
 pub(crate) fn welcome(now: u64, requires_auth: bool) -> Message {
     message(&json!({"type": "welcome", "version": "1.0.0", "serverTime": now, "requiresAuth": requires_auth}))
 }

@@ -1,6 +1,6 @@
-//! Pushes, as text.
+//! Encoding of pushes.
 //!
-//! A push is a head that names the subscription, and a body that all subscribers of a query share.
+//! A push consists of a head with the subscription id, and a body that is shared by all subscribers of a query.
 
 use bytes::Bytes;
 use tidewire_conn::websocket::{Message, Text};
@@ -8,17 +8,17 @@ use tidewire_conn::websocket::{Message, Text};
 use super::reply::{append_error, utf8};
 use crate::RequestError;
 
-/// How a result is pushed.
+/// Where the payload of a push is placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wrap {
-    /// As `data`.
+pub(crate) enum PushLayout {
+    /// In `data`.
     Plain,
-    /// As `data.reset`: a delta subscriber replaces its whole result.
+    /// In `data.reset`: a snapshot that replaces the result of a delta subscriber.
     Reset,
 }
 
-/// The body of a push. `data` is JSON text; if it is empty, the push has no `data`.
-pub(crate) fn body(data: &[u8], wrap: Wrap, position: Option<&str>) -> Text {
+/// Encodes the body of a push. `data` is JSON text; if it is empty, the push has no `data`.
+pub(crate) fn body(data: &[u8], layout: PushLayout, position: Option<&str>) -> Text {
     let mut out = Vec::with_capacity(data.len() + 128);
     out.extend_from_slice(b"\"type\":\"push\",\"channel\":\"subscription\"");
     if let Some(position) = position {
@@ -28,11 +28,11 @@ pub(crate) fn body(data: &[u8], wrap: Wrap, position: Option<&str>) -> Text {
     }
     if !data.is_empty() {
         out.extend_from_slice(b",\"data\":");
-        if wrap == Wrap::Reset {
+        if layout == PushLayout::Reset {
             out.extend_from_slice(b"{\"reset\":");
         }
         out.extend_from_slice(data);
-        if wrap == Wrap::Reset {
+        if layout == PushLayout::Reset {
             out.push(b'}');
         }
     }
@@ -40,7 +40,7 @@ pub(crate) fn body(data: &[u8], wrap: Wrap, position: Option<&str>) -> Text {
     utf8(Bytes::from(out))
 }
 
-/// The body of the last push of a subscription, which says why it has ended.
+/// Encodes the body of the last push of a subscription, with the reason for its end.
 pub(crate) fn end_body(error: &RequestError, with_details: bool) -> Text {
     let mut out = b"\"type\":\"push\",\"channel\":\"subscription\",\"error\":{".to_vec();
     append_error(&mut out, error, with_details);
@@ -48,18 +48,18 @@ pub(crate) fn end_body(error: &RequestError, with_details: bool) -> Text {
     utf8(Bytes::from(out))
 }
 
-/// The push of a body to one subscription.
+/// Combines the head for a subscription with a shared body.
 pub(crate) fn message(subscription: u64, body: Text) -> Message {
     let mut head = [0; 48];
     let len = {
         use std::io::Write as _;
         let mut rest = &mut head[..];
-        // The largest number fits.
+        // Even the largest number fits.
         let _ = write!(rest, "{{\"subscriptionId\":\"sub-{subscription}\",");
         48 - rest.len()
     };
     let head = std::str::from_utf8(&head[..len]).unwrap_or_default();
-    // It is shorter than the longest head that a text may have.
+    // The head is shorter than the limit of `with_head`.
     body.with_head(head).map_or_else(|_| Message::text(""), Message::Text)
 }
 
@@ -78,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn a_push_names_its_subscription_before_the_shared_body() {
+    fn push_has_subscription_id_before_shared_body() {
         assert_eq!(
-            text(&message(u64::MAX, body(b"[1]", Wrap::Reset, Some("p")))),
+            text(&message(u64::MAX, body(b"[1]", PushLayout::Reset, Some("p")))),
             r#"{"subscriptionId":"sub-18446744073709551615","type":"push","channel":"subscription","pos":"p","data":{"reset":[1]}}"#
         );
         assert_eq!(
-            text(&message(1, body(b"", Wrap::Plain, None))),
+            text(&message(1, body(b"", PushLayout::Plain, None))),
             r#"{"subscriptionId":"sub-1","type":"push","channel":"subscription"}"#
         );
         let error = RequestError::new(Code::NotFound, "no \"x\"").with_details(json!({"a": 1}));

@@ -1,4 +1,4 @@
-//! Replies to requests, as text.
+//! Encoding of replies.
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
@@ -9,36 +9,36 @@ use tidewire_store::transaction::OperationResult;
 use super::request::Id;
 use crate::RequestError;
 
-/// The `data` of a result, from the operation to the wire.
+/// The `data` of a result.
 ///
-/// A write returns it from the writer's thread, which does not encode it: that is left to the thread that sends it.
+/// A write returns it unencoded from the writer thread. The thread that sends the reply encodes it.
 #[derive(Debug)]
 pub(crate) enum Data {
-    /// A record, which is JSON text already.
+    /// A record. It is already JSON text.
     Row(Row),
     /// Records, sent as `{"records":[…]}`.
     Records(Vec<Row>),
     /// The results of a transaction, sent as `{"results":[{"index":0,"data":…},…]}`.
     Results(Vec<OperationResult>),
     Json(Json),
-    /// JSON text with [`FRONT`] spare bytes before it, where the head of the message is written. If there is no text, the result
-    /// has no `data`.
+    /// JSON text, preceded by [`HEAD_CAPACITY`] spare bytes into which the head of the message is written. If the text is empty, the
+    /// result has no `data`.
     Written(Vec<u8>),
 }
 
-/// Longer than `{"id":…,"type":"result","data":`.
-const FRONT: usize = 64;
+/// Space for the longest head, `{"id":…,"type":"result","data":`.
+const HEAD_CAPACITY: usize = 64;
 
 impl Data {
-    /// The text that `write` appends.
+    /// Creates data from the JSON text that `write` appends.
     pub(crate) fn written(capacity: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
-        let mut text = Vec::with_capacity(FRONT + capacity + 1);
-        text.resize(FRONT, b' ');
+        let mut text = Vec::with_capacity(HEAD_CAPACITY + capacity + 1);
+        text.resize(HEAD_CAPACITY, b' ');
         write(&mut text);
         Self::Written(text)
     }
 
-    /// The memory of the text, if it is written already.
+    /// Returns the memory of the text; 0 if it is not encoded yet.
     pub(crate) fn written_bytes(&self) -> usize {
         match self {
             Self::Written(text) => text.capacity(),
@@ -46,7 +46,7 @@ impl Data {
         }
     }
 
-    /// A list of values between two texts, of at most `max` bytes. It is not built any further than that.
+    /// Encodes a list of values between `before` and `after`. Stops with an error when it exceeds `max` bytes.
     pub(crate) fn list(
         before: &str,
         values: impl Iterator<Item = Json>,
@@ -72,7 +72,7 @@ impl Data {
         if is_within { data.within(max) } else { Err(RequestError::too_large(max)) }
     }
 
-    /// JSON text.
+    /// Creates data from JSON text.
     pub(crate) fn text(text: &str) -> Self {
         Self::written(text.len(), |out| out.extend_from_slice(text.as_bytes()))
     }
@@ -94,28 +94,28 @@ impl Data {
         }
     }
 
-    /// The data, or an error if it is larger than `max` bytes.
+    /// Encodes the data. Returns an error if it is larger than `max` bytes.
     pub(crate) fn within(self, max: usize) -> Result<Self, RequestError> {
         let data = self.encoded();
-        if data.text_of().len() > max { Err(RequestError::too_large(max)) } else { Ok(data) }
+        if data.encoded_text().len() > max { Err(RequestError::too_large(max)) } else { Ok(data) }
     }
 
-    /// The JSON text of data that is encoded.
-    fn text_of(&self) -> &[u8] {
+    /// Returns the JSON text of encoded data.
+    fn encoded_text(&self) -> &[u8] {
         match self {
             Self::Row(row) => row.text_bytes(),
-            Self::Written(text) => text.get(FRONT..).unwrap_or_default(),
+            Self::Written(text) => text.get(HEAD_CAPACITY..).unwrap_or_default(),
             Self::Json(_) | Self::Records(_) | Self::Results(_) => &[],
         }
     }
 
-    /// The JSON text; none if the result has no data.
+    /// Returns the JSON text; `None` if the result has no data.
     pub(crate) fn into_text(self) -> Option<Vec<u8>> {
-        let text = self.encoded().text_of().to_vec();
+        let text = self.encoded().encoded_text().to_vec();
         (!text.is_empty()).then_some(text)
     }
 
-    /// The data as a value, to be stored for a retry with the same idempotency key.
+    /// Returns the data as a value, to be stored with the idempotency key of the request.
     pub(crate) fn to_json(&self) -> Json {
         match self {
             Self::Row(row) => Json::Object(row.to_record()),
@@ -129,11 +129,11 @@ impl Data {
                 json!({"results": results.iter().enumerate().map(result).collect::<Vec<_>>()})
             }
             Self::Json(value) => value.clone(),
-            Self::Written(_) => serde_json::from_slice(self.text_of()).unwrap_or_default(),
+            Self::Written(_) => serde_json::from_slice(self.encoded_text()).unwrap_or_default(),
         }
     }
 
-    /// The result message.
+    /// Encodes the result message.
     pub(crate) fn into_message(self, id: Id) -> Message {
         let mut text = match self.encoded() {
             Self::Written(text) => text,
@@ -143,12 +143,12 @@ impl Data {
             }
             Self::Json(_) | Self::Records(_) | Self::Results(_) => Vec::new(),
         };
-        let has_data = text.len() > FRONT;
+        let has_data = text.len() > HEAD_CAPACITY;
         let end: &[u8] = if has_data { b",\"type\":\"result\",\"data\":" } else { b",\"type\":\"result\"" };
         let head = [b"{\"id\":", id.as_bytes(), end].concat();
         text.push(b'}');
-        // The head ends where the data begins; the spare bytes before it are cut off.
-        let start = FRONT.min(text.len()) - head.len();
+        // The head is written directly before the data; spare bytes before the head are sliced off.
+        let start = HEAD_CAPACITY.min(text.len()) - head.len();
         text[start..start + head.len()].copy_from_slice(&head);
         Message::Text(utf8(Bytes::from(text).slice(start..)))
     }
@@ -160,7 +160,7 @@ impl From<Json> for Data {
     }
 }
 
-/// The error message.
+/// Encodes an error message.
 pub(crate) fn error(id: Id, error: &RequestError, with_details: bool) -> Message {
     let mut out = Vec::with_capacity(96 + error.message.len());
     out.extend_from_slice(b"{\"id\":");
@@ -220,7 +220,7 @@ pub(crate) fn append_string(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text);
 }
 
-/// All parts of a message are UTF-8: rows are, and so is what serde writes.
+/// Converts encoded bytes to text. They are always UTF-8: both rows and the output of serde are.
 pub(super) fn utf8(text: Bytes) -> Text {
     Text::try_from(text).unwrap_or_default()
 }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_written_around_its_data() {
+    fn result_message_wraps_its_data() {
         let longest = "-1.2345678901234567890123456e10";
         for id_text in ["0", "12", &longest[..30]] {
             let with_data = Data::text("[1]").into_message(id(id_text));
@@ -263,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn data_above_the_limit_is_too_large() {
+    fn data_above_the_limit_is_rejected() {
         assert!(Data::text("[12]").within(4).is_ok());
         assert_eq!(Data::text("[123]").within(4).unwrap_err().code, Code::TooLarge);
         assert_eq!(Data::from(json!("12345")).within(6).unwrap_err().code, Code::TooLarge);
     }
 
     #[test]
-    fn details_are_sent_only_if_they_are_exposed() {
+    fn error_details_are_sent_only_if_exposed() {
         let failed = RequestError::new(Code::NotFound, "no \"x\"").with_details(json!({"a": 1}));
         let expected = r#"{"id":1,"type":"error","code":"NOT_FOUND","message":"no \"x\"""#;
         assert_eq!(text(&error(id("1"), &failed, true)), format!("{expected},\"details\":{{\"a\":1}}}}"));

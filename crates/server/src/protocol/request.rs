@@ -1,7 +1,7 @@
-//! Messages of clients: requests and pongs.
+//! Parsing of client messages: requests and pongs.
 //!
-//! A message is scanned once. Its members stay slices of the text until an operation reads them, so a member that no operation
-//! reads is only checked to be JSON, whatever its size or depth.
+//! A message is scanned once. Its members remain slices of the text until an operation reads them, so that an unused member costs
+//! only a syntax check, whatever its size or depth.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value as Json};
 use crate::ops::table::OperationId;
 use crate::{Code, RequestError};
 
-/// A message of a client.
+/// A message from a client.
 #[derive(Debug)]
 pub(crate) enum ClientMessage<'a> {
     /// The answer to the ping with this timestamp.
@@ -37,16 +37,16 @@ pub(crate) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Returns an upper estimate of the memory that the parsed parameters take. A value of a few characters, such as an element of
-    /// a long array of numbers, takes many times its text. In a short text values are not counted, which takes as long as parsing
-    /// it: every second character may be one.
+    /// Returns an upper estimate of the memory of the parsed parameters. A short value, such as a number in a long array, needs
+    /// many times the memory of its text, so values are counted by their separators. For short texts the maximum is assumed
+    /// instead, because counting would take as long as parsing.
     pub(crate) fn memory(&self) -> usize {
-        const SHORT_TEXT: usize = 512;
+        const SHORT_TEXT_BYTES: usize = 512;
         *self.memory.get_or_init(|| {
             let is_separator = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b'{');
             let memory_of = |text: &str| {
                 let values = match text.len() {
-                    len @ ..=SHORT_TEXT => len / 2,
+                    len @ ..=SHORT_TEXT_BYTES => len / 2,
                     _ => text.bytes().filter(|byte| is_separator(byte)).count(),
                 };
                 text.len().saturating_add(values.saturating_mul(size_of::<Json>()))
@@ -57,14 +57,14 @@ impl Request<'_> {
 }
 
 impl<'a> ClientMessage<'a> {
-    /// Parses a message. The reply to one that is not valid has the id zero.
+    /// Parses a message. The reply to an invalid message has the id 0.
     pub(crate) fn parse(text: &'a str) -> Result<Self, RequestError> {
         let parse_error = |error: serde_json::Error| {
             let message = format!("the message must be one JSON object: {error}");
             RequestError::new(Code::ParseError, message)
         };
         let mut reader = serde_json::Deserializer::from_str(text);
-        let params = Params(reader.deserialize_any(Members).map_err(parse_error)?);
+        let params = Params(reader.deserialize_any(MembersVisitor).map_err(parse_error)?);
         reader.end().map_err(parse_error)?;
         let invalid = |message| RequestError::new(Code::InvalidRequest, message);
         let Some(name) = params.raw("type").and_then(string).filter(|name| !name.is_empty()) else {
@@ -72,11 +72,11 @@ impl<'a> ClientMessage<'a> {
         };
         if name == "pong" {
             let timestamp = params.raw("timestamp").and_then(finite);
-            let timestamp = timestamp.ok_or_else(|| invalid("the \"timestamp\" of a pong must be that of its ping"))?;
+            let timestamp = timestamp.ok_or_else(|| invalid("\"timestamp\" of a pong must be the number from the ping"))?;
             return Ok(Self::Pong { timestamp });
         }
         let id = params.raw("id").and_then(Id::of);
-        let id = id.ok_or_else(|| invalid("\"id\" must be a finite number; it comes back with the reply"))?;
+        let id = id.ok_or_else(|| invalid("\"id\" must be a finite number; the reply has the same id"))?;
         let operation = OperationId::named(&name);
         Ok(Self::Request(Request { id, name, operation, params, memory: OnceCell::new() }))
     }
@@ -90,9 +90,9 @@ pub(crate) struct Id {
 }
 
 impl Id {
-    /// The id in the reply to a message without a valid one.
+    /// The id in the reply to a message without a valid id.
     pub(crate) const NONE: Self = Self::digit(b'0');
-    /// No number needs more digits to be exact.
+    /// Sufficient for the exact digits of every double.
     const MAX_LEN: usize = 30;
 
     const fn digit(digit: u8) -> Self {
@@ -109,7 +109,7 @@ impl Id {
         if !is_short_integer {
             let number = finite(raw)?;
             if digits.len() > Self::MAX_LEN {
-                // The same number for every reader that parses it as a double.
+                // Shortened to the same double.
                 rounded = serde_json::Number::from_f64(number)?.to_string();
                 digits = &rounded;
             }
@@ -119,13 +119,13 @@ impl Id {
         Some(Self { len: u8::try_from(digits.len()).ok()?, text })
     }
 
-    /// The text of the number.
+    /// Returns the text of the number.
     pub(crate) fn as_str(&self) -> &str {
         // A number is ASCII.
         std::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
-    /// The text of the number, as bytes.
+    /// Returns the text of the number as bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.text[..usize::from(self.len)]
     }
@@ -143,110 +143,115 @@ impl fmt::Display for Id {
     }
 }
 
-/// The members of a request. Of several with the same name the last one counts.
+/// The members of a request. If a name occurs more than once, the last one wins.
 #[derive(Debug)]
 pub(crate) struct Params<'a>(Vec<(Cow<'a, str>, &'a str)>);
 
 impl<'a> Params<'a> {
-    /// The JSON text of a parameter.
+    /// Returns the JSON text of a parameter.
     pub(crate) fn raw(&self, name: &str) -> Option<&'a str> {
         self.0.iter().rev().find(|(known, _)| known == name).map(|(_, text)| *text)
     }
 
-    /// The JSON text of a parameter that is not null.
+    /// Returns the JSON text of a parameter, unless it is null.
     pub(crate) fn given(&self, name: &str) -> Option<&'a str> {
         self.raw(name).filter(|text| *text != "null")
     }
 
-    /// A non-empty string.
+    /// Returns a required, non-empty string.
     pub(crate) fn text(&self, name: &str) -> Result<Cow<'a, str>, RequestError> {
         let text = self.raw(name).and_then(string).filter(|text| !text.is_empty());
-        text.ok_or_else(|| self.wrong(name, "a non-empty string"))
+        text.ok_or_else(|| self.invalid_param(name, "a non-empty string"))
     }
 
-    /// A non-empty string, or none.
+    /// Returns an optional, non-empty string.
     pub(crate) fn optional_text(&self, name: &str) -> Result<Option<Cow<'a, str>>, RequestError> {
         self.given(name).map(|_| self.text(name)).transpose()
     }
 
-    /// A string, which may be empty, or none.
+    /// Returns an optional string, which may be empty.
     pub(crate) fn any_text(&self, name: &str) -> Result<Option<Cow<'a, str>>, RequestError> {
-        self.given(name).map(|text| string(text).ok_or_else(|| self.wrong(name, "a string"))).transpose()
+        self.given(name).map(|text| string(text).ok_or_else(|| self.invalid_param(name, "a string"))).transpose()
     }
 
-    /// Any value but null.
+    /// Returns a required value other than null.
     pub(crate) fn value(&self, name: &str) -> Result<Json, RequestError> {
         match self.given(name) {
             Some(text) => parse(name, text),
-            None => Err(self.wrong(name, "a value that is not null")),
+            None => Err(self.invalid_param(name, "a value other than null")),
         }
     }
 
-    /// An object.
+    /// Returns a required object.
     pub(crate) fn object(&self, name: &str) -> Result<Map<String, Json>, RequestError> {
         match self.raw(name).filter(|text| text.starts_with('{')) {
             Some(text) => parse(name, text),
-            None => Err(self.wrong(name, "an object")),
+            None => Err(self.invalid_param(name, "an object")),
         }
     }
 
-    /// An array.
+    /// Returns a required array.
     pub(crate) fn array(&self, name: &str) -> Result<Vec<Json>, RequestError> {
         match self.raw(name).filter(|text| text.starts_with('[')) {
             Some(text) => parse(name, text),
-            None => Err(self.wrong(name, "an array")),
+            None => Err(self.invalid_param(name, "an array")),
         }
     }
 
-    /// An integer of at least one.
+    /// Returns a required integer of at least 1.
     pub(crate) fn count(&self, name: &str) -> Result<usize, RequestError> {
         let expected = "an integer of at least 1";
-        let number = self.raw(name).and_then(finite).ok_or_else(|| self.wrong(name, expected))?;
+        let number = self.raw(name).and_then(finite).ok_or_else(|| self.invalid_param(name, expected))?;
         if number < 1.0 || number.fract() != 0.0 {
-            return Err(self.wrong(name, expected));
+            return Err(self.invalid_param(name, expected));
         }
-        // A count above what memory can hold means all.
+        // A count above `usize::MAX` saturates, which means all records.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
         Ok(number as usize)
     }
 
-    /// The version of a record, or none.
+    /// Returns the optional version of a record.
     pub(crate) fn version(&self, name: &str) -> Result<Option<u64>, RequestError> {
-        let version = |text: &str| text.parse().map_err(|_| self.wrong(name, "the version of a record: an integer"));
+        let version = |text: &str| text.parse().map_err(|_| self.invalid_param(name, "the version of a record (an integer)"));
         self.given(name).map(version).transpose()
     }
 
-    /// A boolean; false if it is absent.
+    /// Returns an optional boolean; the default is false.
     pub(crate) fn flag(&self, name: &str) -> Result<bool, RequestError> {
         match self.given(name) {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
-            Some(_) => Err(self.wrong(name, "true or false")),
+            Some(_) => Err(self.invalid_param(name, "true or false")),
         }
     }
 
-    /// The W3C trace context that accompanies the request, if it is well-formed.
+    /// Returns the W3C trace context of the request, if it is well-formed.
     pub(crate) fn traceparent(&self) -> Option<Cow<'a, str>> {
         self.raw("traceparent").and_then(string).filter(|text| is_traceparent(text))
     }
 
-    /// The compact JSON text of a parameter, to compare two requests.
+    /// Returns the compact JSON text of a parameter, to compare two requests.
     pub(crate) fn compact(&self, name: &str) -> String {
         let text = self.raw(name).unwrap_or_default();
         serde_json::from_str(text).map_or_else(|_| text.to_owned(), |value: Json| value.to_string())
     }
 
-    /// The error for a parameter that is not valid.
-    pub(crate) fn wrong(&self, name: &str, expected: &str) -> RequestError {
-        let found = self.raw(name).map_or("missing", |text| if is_short_number(text) { text } else { kind(text) });
-        RequestError::new(Code::ValidationError, format!("\"{name}\" must be {expected}, and is {found}"))
+    /// Returns the error for a missing or invalid parameter.
+    pub(crate) fn invalid_param(&self, name: &str, expected: &str) -> RequestError {
+        RequestError::invalid(match self.raw(name) {
+            None => format!("\"{name}\" is missing; expected {expected}"),
+            Some(text) => {
+                let found = if is_short_number(text) { text } else { kind(text) };
+                format!("\"{name}\" must be {expected}, got {found}")
+            }
+        })
     }
 }
 
 /// Reads the members of an object as slices of its text.
-struct Members;
+struct MembersVisitor;
 
-impl<'de> Visitor<'de> for Members {
+impl<'de> Visitor<'de> for MembersVisitor {
     type Value = Vec<(Cow<'de, str>, &'de str)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -255,7 +260,7 @@ impl<'de> Visitor<'de> for Members {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut members = Vec::with_capacity(6);
-        while let Some(name) = map.next_key_seed(Name)? {
+        while let Some(name) = map.next_key_seed(MemberName)? {
             let value: &'de RawValue = map.next_value()?;
             members.push((name, value.get()));
         }
@@ -264,9 +269,9 @@ impl<'de> Visitor<'de> for Members {
 }
 
 /// Reads the name of a member, borrowed if it has no escapes.
-struct Name;
+struct MemberName;
 
-impl<'de> DeserializeSeed<'de> for Name {
+impl<'de> DeserializeSeed<'de> for MemberName {
     type Value = Cow<'de, str>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -274,7 +279,7 @@ impl<'de> DeserializeSeed<'de> for Name {
     }
 }
 
-impl<'de> Visitor<'de> for Name {
+impl<'de> Visitor<'de> for MemberName {
     type Value = Cow<'de, str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -290,33 +295,33 @@ impl<'de> Visitor<'de> for Name {
     }
 }
 
-/// The value of a JSON string, unless it has an unpaired surrogate.
+/// Returns the value of a JSON string; `None` if it has an unpaired surrogate.
 fn string(text: &str) -> Option<Cow<'_, str>> {
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
     if inner.contains('\\') { serde_json::from_str(text).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
 }
 
-/// The value of a JSON number.
+/// Returns the value of a JSON number.
 fn finite(text: &str) -> Option<f64> {
     let is_number = text.starts_with(|first: char| first == '-' || first.is_ascii_digit());
     text.parse().ok().filter(|number: &f64| is_number && number.is_finite())
 }
 
-/// Parses the JSON text of a parameter. It may still be nested too deeply, or hold a number or character out of range.
+/// Parses the JSON text of a parameter. This can still fail: nesting, numbers and escapes have not been checked yet.
 fn parse<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> Result<T, RequestError> {
     serde_json::from_str(text).map_err(|error| {
         RequestError::new(Code::ValidationError, format!("\"{name}\" is not valid: {}", without_position(&error)))
     })
 }
 
-/// The error without the line and column, which refer to a part of the message.
+/// Removes the line and column from an error, because they are relative to the parameter and not to the message.
 fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }
 
-/// Whether a text is a W3C `traceparent`: version, trace id, parent id and flags in lower-case hexadecimal digits. The version `ff`
-/// and ids of zeros are not valid.
+/// Returns whether a text is a W3C `traceparent`: version, trace id, parent id and flags in lowercase hexadecimal. The version `ff`
+/// and ids of all zeros are invalid.
 fn is_traceparent(text: &str) -> bool {
     let mut parts = text.split('-');
     let mut part = |len: usize, invalid: u8| {
@@ -329,15 +334,15 @@ fn is_traceparent(text: &str) -> bool {
     part(2, b'f') && part(32, b'0') && part(16, b'0') && part(2, b' ') && parts.next().is_none()
 }
 
-/// Whether an error quotes the number itself.
+/// Returns whether errors should quote the number itself.
 fn is_short_number(text: &str) -> bool {
     kind(text) == "a number" && text.len() <= 24
 }
 
-/// The type of a JSON value, for errors.
+/// Returns the type of a JSON value, for errors.
 fn kind(text: &str) -> &'static str {
     match text.as_bytes() {
-        b"\"\"" => "empty",
+        b"\"\"" => "an empty string",
         [b'"', ..] if string(text).is_none() => "a string with an unpaired surrogate",
         [b'"', ..] => "a string",
         [b'{', ..] => "an object",
@@ -364,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_no_requests_are_refused() {
+    fn invalid_messages_are_rejected() {
         for text in ["", "{", "[]", "null", "7", "\"x\"", "{} {}", "{\"a\":1,}", "{\"a\":01}", "{\"a\":\u{1}}"] {
             assert_eq!(code(text), Some(Code::ParseError), "{text}");
         }
@@ -385,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_echoed_as_the_same_number() {
+    fn ids_are_echoed_as_sent() {
         for text in ["0", "-7", "1.5", "1e3", "9007199254740991"] {
             assert_eq!(id(text), text);
         }
@@ -394,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_several_members_with_one_name_counts() {
+    fn last_of_duplicate_members_wins() {
         let ClientMessage::Request(request) = ClientMessage::parse(r#"{"id":1,"type":"x","a":1,"\u0061":2}"#).unwrap()
         else {
             unreachable!()
@@ -403,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn nesting_is_limited_only_in_members_that_are_read() {
+    fn nesting_limit_applies_only_to_members_that_are_read() {
         let deep = format!(r#"{{"id":1,"type":"x","deep":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
         let ClientMessage::Request(request) = ClientMessage::parse(&deep).unwrap() else { unreachable!() };
         let error = request.params.value("deep").unwrap_err();
@@ -412,16 +417,16 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_parameter_and_what_was_expected() {
+    fn errors_state_parameter_expectation_and_value() {
         let text = r#"{"id":1,"type":"x","s":"","n":0,"f":1.5,"o":[],"v":"1","b":1}"#;
         let ClientMessage::Request(Request { params, .. }) = ClientMessage::parse(text).unwrap() else {
             unreachable!()
         };
         let message = |error: RequestError| error.message.into_owned();
-        assert_eq!(message(params.text("s").unwrap_err()), "\"s\" must be a non-empty string, and is empty");
-        assert_eq!(message(params.text("n").unwrap_err()), "\"n\" must be a non-empty string, and is 0");
-        assert_eq!(message(params.text("q").unwrap_err()), "\"q\" must be a non-empty string, and is missing");
-        assert_eq!(message(params.count("n").unwrap_err()), "\"n\" must be an integer of at least 1, and is 0");
+        assert_eq!(message(params.text("s").unwrap_err()), "\"s\" must be a non-empty string, got an empty string");
+        assert_eq!(message(params.text("n").unwrap_err()), "\"n\" must be a non-empty string, got 0");
+        assert_eq!(message(params.text("q").unwrap_err()), "\"q\" is missing; expected a non-empty string");
+        assert_eq!(message(params.count("n").unwrap_err()), "\"n\" must be an integer of at least 1, got 0");
         assert!(params.count("f").is_err() && params.object("o").is_err() && params.version("v").is_err());
         assert!(params.flag("b").is_err() && params.value("q").is_err() && params.array("s").is_err());
     }

@@ -1,4 +1,4 @@
-//! Errors of the store and of live queries as error codes.
+//! Conversion of store and live query errors to wire errors.
 
 use serde_json::{Value as Json, json};
 use tidewire_live::{LiveError, SubscriptionEnd};
@@ -14,8 +14,8 @@ impl From<Exceeded> for RequestError {
             Exceeded::Result { max } => Self::too_large(max),
             Exceeded::Memory { max } => {
                 let message = format!(
-                    "sorting or grouping takes more than {max} bytes: narrow the filter, give a limit, or define an index \
-                     with this order"
+                    "sorting or grouping needs more than {max} bytes of memory; narrow the filter, set a limit, or define an \
+                     index with this order"
                 );
                 Self::new(Code::TooLarge, message)
             }
@@ -40,7 +40,7 @@ impl From<StoreError> for RequestError {
             }
             StoreError::Transaction(error) => return Self::from(error.clone()),
             StoreError::Exceeded(exceeded) => return Self::from(*exceeded),
-            // The message names the record; code and details are those of the record's own error.
+            // The message identifies the record; code and details are those of its error.
             StoreError::Record { source, .. } => {
                 return Self { message: message.into(), ..Self::from((**source).clone()) };
             }
@@ -56,14 +56,14 @@ impl From<StoreError> for RequestError {
             StoreError::Conflict { .. } | StoreError::KeyReused { .. } => Code::Conflict,
             StoreError::Forbidden { .. } => Code::Forbidden,
             StoreError::LongReply { .. } | StoreError::LongRead { .. } | StoreError::StoreFull { .. } => Code::TooLarge,
-            // Every other error is about what the client sent.
+            // All other errors are invalid parameters.
             _ => Code::ValidationError,
         };
         Self { details: details.map(Box::<Json>::new), ..Self::new(code, message) }
     }
 }
 
-/// The message names the operation; code and details are those of the operation itself.
+/// The message identifies the failed operation; code and details are those of its error.
 impl From<TransactionError> for RequestError {
     fn from(error: TransactionError) -> Self {
         let message = error.to_string().into();
@@ -93,7 +93,7 @@ impl From<SubscriptionEnd> for RequestError {
     fn from(end: SubscriptionEnd) -> Self {
         match end {
             SubscriptionEnd::BucketDropped => Self::new(Code::BucketNotDefined, "the bucket was dropped"),
-            SubscriptionEnd::QueryUndefined => Self::new(Code::QueryNotDefined, "the query was undefined"),
+            SubscriptionEnd::QueryUndefined => Self::new(Code::QueryNotDefined, "the query was removed"),
             SubscriptionEnd::ResultTooLarge => Self::new(Code::TooLarge, end.to_string()),
             SubscriptionEnd::TooCostly | SubscriptionEnd::TooLarge => Self::new(Code::RateLimited, end.to_string()),
             SubscriptionEnd::NotEvaluated => Self::new(Code::Timeout, end.to_string()),

@@ -12,7 +12,7 @@ use tidewire_store::{Commit, FollowError, Follower, Position, Store};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::subscription::{Source, Subscription};
+use super::subscription::{QuerySource, Subscription};
 use super::view::View;
 use crate::session::caller::Caller;
 use crate::{Code, RequestError};
@@ -239,7 +239,7 @@ impl Shared {
         };
         let turn = Arc::clone(&subscriber.turn);
         drop(subscribers);
-        let Source::Programmatic { name, params } = &subscription.source else { return };
+        let QuerySource::Programmatic { name, params } = &subscription.source else { return };
         if !is_concerned(name) {
             return;
         }

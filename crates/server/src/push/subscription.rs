@@ -20,14 +20,14 @@ use tidewire_store::{Filter, Query};
 use super::permit::SubscriptionPermit;
 use super::programmatic::Computed;
 use super::sink::PushSink;
-use crate::protocol::push::{self, Wrap};
+use crate::protocol::push::{self, PushLayout};
 use crate::session::connection::Connection;
 use crate::state::ServerState;
 use crate::{Code, RequestError};
 
 /// The query of a subscription.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum QuerySource {
     Named {
         name: Box<str>,
         /// The bucket that it reads.
@@ -43,7 +43,7 @@ pub(crate) enum Source {
     },
 }
 
-impl Source {
+impl QuerySource {
     /// The name of the query, if it has one.
     pub(crate) fn name(&self) -> Option<&str> {
         match self {
@@ -58,7 +58,7 @@ impl Source {
 pub(crate) struct Subscription {
     /// The number in its id.
     pub(crate) number: u64,
-    pub(crate) source: Source,
+    pub(crate) source: QuerySource,
     pub(crate) mode: Mode,
     /// Whether the client opted in to positions and to a last push that says why the subscription has ended.
     pub(crate) is_extended: bool,
@@ -120,7 +120,7 @@ struct Programmatic {
 /// What a subscription starts with.
 pub(crate) struct Opening {
     pub(crate) number: u64,
-    pub(crate) source: Source,
+    pub(crate) source: QuerySource,
     pub(crate) mode: Mode,
     pub(crate) is_extended: bool,
     pub(crate) row_filter: Option<Filter>,
@@ -195,22 +195,22 @@ impl Subscription {
     }
 
     fn encode(&self, connection: &Connection, event: &Event) -> Result<Text, RequestError> {
-        let (mark, wrap, data) = match event {
+        let (mark, layout, data) = match event {
             Event::Snapshot { result: QueryResult::Json(json), mark } => {
-                let wrap = if self.mode == Mode::Delta { Wrap::Reset } else { Wrap::Plain };
-                (mark, wrap, json.clone())
+                let layout = if self.mode == Mode::Delta { PushLayout::Reset } else { PushLayout::Plain };
+                (mark, layout, json.clone())
             }
             Event::Delta { delta, mark } => {
                 let max = connection.server.options.max_result_bytes;
                 let encoded = delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?;
-                (mark, Wrap::Plain, encoded)
+                (mark, PushLayout::Plain, encoded)
             }
             // A result that is no value.
-            Event::Snapshot { mark, .. } => (mark, Wrap::Plain, Bytes::new()),
+            Event::Snapshot { mark, .. } => (mark, PushLayout::Plain, Bytes::new()),
             _ => return Err(RequestError::new(Code::InternalError, "Internal server error")),
         };
         check(connection, &data)?;
-        Ok(shared_body(&data, wrap, self.is_extended.then_some(*mark)))
+        Ok(shared_body(&data, layout, self.is_extended.then_some(*mark)))
     }
 
     fn encode_computed(
@@ -222,7 +222,7 @@ impl Subscription {
         check(connection, &computed.json)?;
         results.last.clone_from(&computed.json);
         let position = self.is_extended.then(|| computed.position());
-        Ok(push::body(&computed.json, Wrap::Plain, position.as_deref()))
+        Ok(push::body(&computed.json, PushLayout::Plain, position.as_deref()))
     }
 
     /// Drops the events that wait, and stops delivery, until the subscription is [refreshed](Self::refresh).
@@ -359,29 +359,29 @@ fn check(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
 
 /// The body of a push. Subscribers of one query, which are polled one after the other, share it: each thread keeps the last one, which
 /// is at most one result.
-fn shared_body(data: &Bytes, wrap: Wrap, mark: Option<Mark>) -> Text {
+fn shared_body(data: &Bytes, layout: PushLayout, mark: Option<Mark>) -> Text {
     thread_local! {
         static LAST: RefCell<Option<Shared>> = const { RefCell::new(None) };
     }
     struct Shared {
         /// Kept, so that no other data can have its address.
         data: Bytes,
-        wrap: Wrap,
+        layout: PushLayout,
         mark: Option<Mark>,
         body: Text,
     }
     LAST.with_borrow_mut(|last| {
         if let Some(last) = last
             && (last.data.as_ptr(), last.data.len()) == (data.as_ptr(), data.len())
-            && last.wrap == wrap
+            && last.layout == layout
             && last.mark == mark
             && !data.is_empty()
         {
             return last.body.clone();
         }
         let position = mark.map(|mark| mark.to_string());
-        let body = push::body(data, wrap, position.as_deref());
-        *last = Some(Shared { data: data.clone(), wrap, mark, body: body.clone() });
+        let body = push::body(data, layout, position.as_deref());
+        *last = Some(Shared { data: data.clone(), layout, mark, body: body.clone() });
         body
     })
 }

@@ -7,7 +7,7 @@ use tidewire_store::{Answer, Filter, Query, Row, Snapshot};
 use crate::RequestError;
 use crate::ops::table::OperationId;
 use crate::session::caller::Caller;
-use crate::session::decision::{Decision, Refusal};
+use crate::session::decision::{Decision, Denial};
 
 /// What a caller may see of the store at one moment, for a [`ProgrammaticQuery`](crate::ProgrammaticQuery).
 #[derive(Debug)]
@@ -46,9 +46,9 @@ impl View<'_> {
     fn row_filter(&self, bucket: &str) -> Result<Option<Filter>, RequestError> {
         match self.caller.decide(OperationId::subscribe(), Some(bucket), self.name) {
             // Code of the embedding program gets the error of the store: for a query these buckets do not exist.
-            Decision::Refused(Refusal::SystemBucket) => Ok(None),
+            Decision::Denied(Denial::SystemBucket) => Ok(None),
             Decision::Allowed(_, row_filter) => Ok(row_filter),
-            Decision::Refused(refusal) => Err(refusal.error(OperationId::subscribe().name, self.name)),
+            Decision::Denied(denial) => Err(denial.error(OperationId::subscribe().name, self.name)),
         }
     }
 }

@@ -1,20 +1,19 @@
-//! A limit of what one address may have at a time: sockets, or connections that have not logged in.
+//! A limit of concurrent permits per address, for sockets and for connections that have not logged in.
 //!
-//! An IPv4 client has one address. An IPv6 client has a /64 at least, and can use any address in it, so a /64 counts as one.
+//! An IPv6 client usually controls at least a /64 network, so all addresses of a /64 share one limit.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The bits of an IPv6 address that name the network of a client.
-const IPV6_NETWORK: u128 = !0 << 64;
+const IPV6_NETWORK_MASK: u128 = !0 << 64;
 
-/// Returns the address under which the clients of an address are counted: itself, or the first of its /64.
+/// Returns the address under which a client is counted: an IPv4 address, or the first address of an IPv6 /64.
 pub(crate) fn network(address: IpAddr) -> IpAddr {
-    // An IPv4 client of an IPv6 socket is the same host.
+    // An IPv4-mapped IPv6 address is the same host as the IPv4 address.
     match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & IPV6_NETWORK).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & IPV6_NETWORK_MASK).into(),
         address @ IpAddr::V4(_) => address,
     }
 }
@@ -23,7 +22,7 @@ pub(crate) fn network(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 pub(crate) struct AddressLimit {
     max: usize,
-    /// Never zero: an address without permits has no entry, so there are no more entries than permits.
+    /// Invariant: no count is zero, so there are no more entries than permits.
     counts: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -32,7 +31,7 @@ impl AddressLimit {
         Arc::new(Self { max, counts: Mutex::default() })
     }
 
-    /// Returns a permit, or none if the address has as many as it may have.
+    /// Returns a permit, or `None` if the limit of the address is reached.
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
         let mut counts = self.counts();
@@ -42,7 +41,7 @@ impl AddressLimit {
         }
         counts.insert(network, count + 1);
         drop(counts);
-        Some(AddressPermit(Arc::new(Counted { limit: Arc::clone(self), network })))
+        Some(AddressPermit(Arc::new(PermitGuard { limit: Arc::clone(self), network })))
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
@@ -50,17 +49,17 @@ impl AddressLimit {
     }
 }
 
-/// Counts for its address until it is dropped. A clone is the same permit.
+/// A permit of an address. It is released when the last clone is dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct AddressPermit(#[expect(dead_code, reason = "it counts while it lives")] Arc<Counted>);
+pub(crate) struct AddressPermit(#[expect(dead_code, reason = "released on drop")] Arc<PermitGuard>);
 
 #[derive(Debug)]
-struct Counted {
+struct PermitGuard {
     limit: Arc<AddressLimit>,
     network: IpAddr,
 }
 
-impl Drop for Counted {
+impl Drop for PermitGuard {
     fn drop(&mut self) {
         if let Entry::Occupied(mut count) = self.limit.counts().entry(self.network) {
             *count.get_mut() -= 1;
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_client_is_its_network() {
+    fn ipv6_addresses_are_counted_by_network() {
         for (one, expected) in [
             ("192.0.2.7", "192.0.2.7"),
             ("::ffff:192.0.2.7", "192.0.2.7"),
@@ -94,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_gets_as_many_permits_as_it_may_have() {
+    fn permits_are_limited_per_address() {
         let limit = AddressLimit::new(2);
         let ann = address("2001:db8::1");
         let first = limit.admit(ann).unwrap();
         let second = limit.admit(address("2001:db8::2")).unwrap();
         assert!(limit.admit(ann).is_none() && limit.admit(address("2001:db8::3")).is_none());
         let bob = limit.admit(address("192.0.2.7")).unwrap();
-        // A clone is no other permit, and holds it.
+        // A clone shares the permit and keeps it alive.
         let clone = first.clone();
         assert!(limit.admit(ann).is_none());
         drop(first);
@@ -109,7 +108,7 @@ mod tests {
         drop(clone);
         let third = limit.admit(ann).unwrap();
         drop((second, third, bob));
-        assert!(limit.counts().is_empty(), "nothing is kept of addresses without a permit");
+        assert!(limit.counts().is_empty(), "addresses without permits have no entry");
         assert!(AddressLimit::new(0).admit(ann).is_none());
     }
 }

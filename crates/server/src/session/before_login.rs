@@ -1,7 +1,7 @@
-//! What clients may do before their first login, where a login is required.
+//! Limits of clients before their first login, if a login is required.
 //!
-//! The limits are by address, since nothing else is known of these clients. They are apart from those of users, so a flood of
-//! strangers takes nothing from users who are logged in.
+//! These limits are per address and separate from those of users, so that a flood of unauthenticated clients does not affect users
+//! who are logged in.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,20 +26,21 @@ impl BeforeLoginLimits {
         }
     }
 
-    /// Admits a connection. The permit is dropped at its first login or its end. None if its address has too many.
+    /// Admits a connection, or returns `None` if its address has too many. The permit is held until the first login or the end of
+    /// the connection.
     pub(crate) fn admit(&self, address: IpAddr) -> Option<AddressPermit> {
         self.connections.admit(address)
     }
 
-    /// Counts a message. Returns the error if its address has sent too many.
+    /// Counts a message. Returns an error if its address has sent too many.
     pub(crate) fn count_message(&self, address: IpAddr, now: u64) -> Result<(), RequestError> {
         self.messages.take(RateKey::Address(network(address)), now).map_err(|retry_after| {
-            RequestError::rate_limited("Too many messages from this address before a login", retry_after)
+            RequestError::rate_limited("Too many messages from this address before login", retry_after)
         })
     }
 
-    /// Addresses whose count was reset because there were too many.
-    pub(crate) fn forgotten(&self) -> u64 {
-        self.messages.forgotten()
+    /// Returns how many addresses were evicted from the rate limiter because there were too many.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.messages.evicted()
     }
 }

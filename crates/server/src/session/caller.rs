@@ -1,29 +1,29 @@
-//! The sender of a request, and what it may do.
+//! The sender of a request and its permissions.
 //!
-//! Permissions are part of the query: the row filter of a caller is joined to each of its reads, writes and subscriptions. So a
-//! hidden row is in no result, count or page, and there is no list of exceptions.
+//! The row filter of a caller is added to each of its reads, writes and subscriptions. So a hidden row does not appear in any
+//! result, count or page, without special cases.
 //!
-//! [`Caller::decide`] is the one place that decides. Requests ask it when their target is known; [`check_tier`](Caller::check_tier)
-//! and [`may_ever`](Caller::may_ever) refuse earlier what it would refuse for every target.
+//! All permission decisions are made by [`Caller::decide`], when the target of a request is known.
+//! [`check_tier`](Caller::check_tier) and [`may_ever`](Caller::may_ever) deny earlier what `decide` would deny for every target.
 
 use std::sync::Arc;
 
 use tidewire_store::{Filter, ReferenceFilter};
 
-use super::decision::{Decision, Grounds, Refusal};
+use super::decision::{Decision, Grounds, Denial};
 use crate::auth::{Access, Grants, Session};
 use crate::auth::{Auth, Tier};
 use crate::ops::table::{OperationId, Scope};
 use crate::{Code, RequestError};
 
-/// A session, and the permissions that it has.
+/// A session and its permissions.
 #[derive(Debug)]
 pub(crate) struct Login {
     pub(crate) session: Session,
     pub(crate) grants: Grants,
-    /// The tier of its built-in roles.
+    /// The tier of the built-in roles, if the session has one.
     pub(crate) role_tier: Option<Tier>,
-    /// Whether some rows may be hidden from it.
+    /// Whether a row filter may apply.
     has_row_filters: bool,
 }
 
@@ -34,24 +34,24 @@ impl Login {
         Self { session, grants, role_tier, has_row_filters }
     }
 
-    /// The decision of the embedding program, which comes before the permission rules.
+    /// Returns the decision of the embedding program, which takes precedence over the permission rules.
     fn check(&self, auth: &Auth, operation: &str, resource: &str) -> Option<bool> {
         auth.check.as_ref()?.check(&self.session, operation, resource)
     }
 }
 
-/// How the tier of a client compares with that of an operation.
-enum Reach {
-    Enough,
-    /// Only a rule for one of its roles, or the check of the embedding program, can allow the operation.
+/// The result of comparing the tier of a client with that of an operation.
+enum TierCheck {
+    Sufficient,
+    /// Only a rule for one of the session's roles, or the check of the embedding program, can allow the operation.
     NeedsRule(Tier),
-    TooLow(Refusal),
+    TooLow(Denial),
 }
 
 /// The sender of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
-    /// None if the server has no auth: everything is allowed.
+    /// `None` if auth is disabled: everything is allowed.
     auth: Option<Arc<Auth>>,
     login: Option<Arc<Login>>,
 }
@@ -61,12 +61,12 @@ impl Caller {
         Self { auth, login }
     }
 
-    /// The user who is logged in.
+    /// Returns the user who is logged in.
     pub(crate) fn user_id(&self) -> Option<&str> {
         self.login.as_ref().map(|login| &*login.session.user_id)
     }
 
-    /// The settings that bind it; none if the server has no auth.
+    /// Returns the auth options; `None` if auth is disabled.
     pub(super) fn auth(&self) -> Option<&Auth> {
         self.auth.as_deref()
     }
@@ -75,83 +75,83 @@ impl Caller {
         self.login.as_deref()
     }
 
-    /// Decides whether the caller may use an operation on a bucket, or on nothing that has a name. `resource` is what the embedding
-    /// program is asked about.
+    /// Decides whether the caller may use an operation on a bucket, or without one. `resource` is passed to the check of the embedding
+    /// program.
     #[inline]
     pub(crate) fn decide(&self, operation: OperationId, bucket: Option<&str>, resource: &str) -> Decision {
-        let reach = self.reach(operation.tier);
-        if let Reach::TooLow(refusal) = reach {
-            return Decision::Refused(refusal);
+        let tier_check = self.compare_tier(operation.tier);
+        if let TierCheck::TooLow(denial) = tier_check {
+            return Decision::Denied(denial);
         }
         if bucket.is_some_and(|bucket| bucket.starts_with('$')) {
-            return Decision::Refused(Refusal::SystemBucket);
+            return Decision::Denied(Denial::SystemBucket);
         }
         let Some(auth) = &self.auth else { return Decision::Allowed(Grounds::AuthOff, None) };
         let Some(login) = &self.login else { return Decision::Allowed(Grounds::Anonymous, None) };
         if operation.scope == Scope::Connection {
-            return match reach {
-                Reach::NeedsRule(tier) => Decision::Refused(Refusal::DefaultTier(tier)),
+            return match tier_check {
+                TierCheck::NeedsRule(tier) => Decision::Denied(Denial::DefaultTier(tier)),
                 _ => Decision::Allowed(Grounds::OwnConnection, None),
             };
         }
         match login.check(auth, operation.name, resource) {
             Some(true) => return Decision::Allowed(Grounds::Check, None),
-            Some(false) => return Decision::Refused(Refusal::Check),
+            Some(false) => return Decision::Denied(Denial::Check),
             None => {}
         }
         let by_rules = match operation.scope {
             Scope::Topic => login.grants.rules_allow_topic(operation.name, resource).then_some(Access::All),
             _ => login.grants.rule_access(operation.name, bucket),
         };
-        let (grounds, access) = match (by_rules, reach) {
+        let (grounds, access) = match (by_rules, tier_check) {
             (Some(access), _) => (Grounds::Rules, access),
-            (None, Reach::NeedsRule(tier)) => return Decision::Refused(Refusal::DefaultTier(tier)),
+            (None, TierCheck::NeedsRule(tier)) => return Decision::Denied(Denial::DefaultTier(tier)),
             (None, _) => (Grounds::Default, login.grants.default_access()),
         };
         match access {
-            Access::Denied => Decision::Refused(Refusal::Default),
-            Access::Rows(_) if operation.scope.concerns_all_rows() => Decision::Refused(Refusal::AllRows),
+            Access::Denied => Decision::Denied(Denial::Default),
+            Access::Rows(_) if operation.scope.affects_all_rows() => Decision::Denied(Denial::AllRows),
             Access::Rows(filter) => Decision::Allowed(grounds, Some(filter)),
             Access::All => Decision::Allowed(grounds, None),
         }
     }
 
-    fn reach(&self, required: Option<Tier>) -> Reach {
-        let Some(auth) = &self.auth else { return Reach::Enough };
+    fn compare_tier(&self, required: Option<Tier>) -> TierCheck {
+        let Some(auth) = &self.auth else { return TierCheck::Sufficient };
         let Some(login) = &self.login else {
             return match (auth.required, required, auth.anonymous_tier) {
-                (true, ..) => Reach::TooLow(Refusal::NotLoggedIn),
-                (false, Some(tier), Some(has)) if tier > has => Reach::TooLow(Refusal::AnonymousTier(tier)),
-                _ => Reach::Enough,
+                (true, ..) => TierCheck::TooLow(Denial::NotLoggedIn),
+                (false, Some(tier), Some(has)) if tier > has => TierCheck::TooLow(Denial::AnonymousTier(tier)),
+                _ => TierCheck::Sufficient,
             };
         };
         match (required, login.role_tier) {
-            (Some(tier), Some(has)) if tier > has => Reach::TooLow(Refusal::RoleTier(tier)),
-            (Some(tier), None) if tier > auth.default_tier => Reach::NeedsRule(tier),
-            _ => Reach::Enough,
+            (Some(tier), Some(has)) if tier > has => TierCheck::TooLow(Denial::RoleTier(tier)),
+            (Some(tier), None) if tier > auth.default_tier => TierCheck::NeedsRule(tier),
+            _ => TierCheck::Sufficient,
         }
     }
 
-    /// Checks, before the target is known, that the caller is logged in, if that is required, and that its tier reaches that of the
-    /// operation or a rule may lift it. Operations that do not exist are refused to strangers like any other.
+    /// Checks, before the target is known, that the caller is logged in if required, and that its tier is sufficient or a rule may
+    /// allow the operation. Unknown operations are denied to clients without a login like any other.
     pub(crate) fn check_tier(&self, operation: Option<OperationId>) -> Result<(), RequestError> {
-        let refusal = match self.reach(operation.and_then(|operation| operation.tier)) {
-            Reach::Enough => return Ok(()),
-            Reach::TooLow(refusal) => refusal,
-            Reach::NeedsRule(_) if operation.is_some_and(|operation| self.may_be_lifted(operation)) => return Ok(()),
-            Reach::NeedsRule(tier) => Refusal::DefaultTier(tier),
+        let denial = match self.compare_tier(operation.and_then(|operation| operation.tier)) {
+            TierCheck::Sufficient => return Ok(()),
+            TierCheck::TooLow(denial) => denial,
+            TierCheck::NeedsRule(_) if operation.is_some_and(|operation| self.may_be_allowed_above_tier(operation)) => return Ok(()),
+            TierCheck::NeedsRule(tier) => Denial::DefaultTier(tier),
         };
-        Err(refusal.error(operation.map_or("", |operation| operation.name), "*"))
+        Err(denial.error(operation.map_or("", |operation| operation.name), "*"))
     }
 
-    /// Whether a rule or the check of the embedding program may allow an operation above the tier of the caller.
-    fn may_be_lifted(&self, operation: OperationId) -> bool {
+    /// Returns whether a rule or the check of the embedding program may allow an operation above the tier of the caller.
+    fn may_be_allowed_above_tier(&self, operation: OperationId) -> bool {
         let has_check = self.auth.as_ref().is_some_and(|auth| auth.check.is_some());
         has_check || self.login.as_ref().is_some_and(|login| login.grants.rules_may_ever_allow(operation.name))
     }
 
-    /// The filter of the rows of a bucket that the caller may touch by an operation; none for all rows. `resource` is what the
-    /// embedding program is asked about.
+    /// Returns the filter of the rows of a bucket that the caller may access with an operation; `None` for all rows. `resource` is
+    /// passed to the check of the embedding program.
     #[inline]
     pub(crate) fn row_filter(
         &self,
@@ -161,19 +161,20 @@ impl Caller {
     ) -> Result<Option<Filter>, RequestError> {
         match self.decide(operation, bucket, resource) {
             Decision::Allowed(_, row_filter) => Ok(row_filter),
-            Decision::Refused(Refusal::SystemBucket) => {
-                Err(Refusal::SystemBucket.error(operation.name, bucket.unwrap_or_default()))
+            Decision::Denied(Denial::SystemBucket) => {
+                Err(Denial::SystemBucket.error(operation.name, bucket.unwrap_or_default()))
             }
-            Decision::Refused(refusal) => Err(refusal.error(operation.name, resource)),
+            Decision::Denied(denial) => Err(denial.error(operation.name, resource)),
         }
     }
 
-    /// Whether some rows may be hidden from it.
+    /// Whether a row filter may apply.
     pub(crate) fn has_row_filters(&self) -> bool {
         self.login.as_ref().is_some_and(|login| login.has_row_filters)
     }
 
-    /// The records that those which the caller writes may refer to: the ones that it may read. None if no row is hidden from it.
+    /// Returns the filter of the records to which written records may refer: those that the caller may read. `None` if the caller has
+    /// no row filters.
     pub(crate) fn reference_filter(&self) -> Option<ReferenceFilter> {
         if !self.has_row_filters() {
             return None;
@@ -181,20 +182,20 @@ impl Caller {
         let caller = self.clone();
         Some(ReferenceFilter::new(move |bucket| match caller.decide(OperationId::get(), Some(bucket), bucket) {
             Decision::Allowed(_, row_filter) => row_filter,
-            // Who may not read a bucket at all has no row filter for it. References to it lead where its records are.
-            Decision::Refused(_) => None,
+            // A bucket that the caller may not read at all has no row filter, and references to it are not restricted.
+            Decision::Denied(_) => None,
         }))
     }
 
-    /// Checks whether the caller may use an operation on anything at all: for requests whose target is not known.
+    /// Checks whether the caller may use an operation on at least one target. Used when the target of a request is unknown.
     pub(crate) fn may_ever(&self, operation: &str, resource: &str) -> Result<(), RequestError> {
         let Some((auth, login)) = self.auth.as_ref().zip(self.login.as_ref()) else { return Ok(()) };
         let is_allowed = login.check(auth, operation, resource).unwrap_or_else(|| {
             let tier = OperationId::named(operation).and_then(|operation| operation.tier);
-            match self.reach(tier) {
-                Reach::Enough => login.grants.may_ever(operation),
-                Reach::NeedsRule(_) => login.grants.rules_may_ever_allow(operation),
-                Reach::TooLow(_) => false,
+            match self.compare_tier(tier) {
+                TierCheck::Sufficient => login.grants.may_ever(operation),
+                TierCheck::NeedsRule(_) => login.grants.rules_may_ever_allow(operation),
+                TierCheck::TooLow(_) => false,
             }
         });
         if is_allowed {

@@ -1,4 +1,4 @@
-//! The state of a connection between its requests, whatever its transport.
+//! The state of a connection, independent of its transport.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,13 +11,13 @@ use super::caller::Login;
 use crate::protocol::disconnect::Disconnect;
 use crate::push::sink::PushSink;
 use crate::push::subscription::Subscription;
-use crate::state::{LOCAL_CLIENTS, ServerState};
+use crate::state::{LOCAL_CLIENT_BASE, ServerState};
 use crate::{Code, RequestError};
 
-/// The session has no end.
+/// The expiry of a session that does not expire.
 const NEVER: u64 = u64::MAX;
 
-/// A client of the server: over a socket, or in this process.
+/// A connected client: over a socket or in-process.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) server: Arc<ServerState>,
@@ -26,23 +26,23 @@ pub(crate) struct Connection {
     pub(crate) address: IpAddr,
     connected_at: u64,
     pub(crate) sink: Arc<dyn PushSink>,
-    /// How many subscriptions it has.
+    /// The number of its subscriptions. Shared with their permits.
     pub(crate) subscription_count: Arc<AtomicUsize>,
-    /// When the session ends on which its subscriptions depend, in milliseconds.
+    /// When the session expires on which the subscriptions depend, in milliseconds since 1970.
     session_expires_at: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConnectionState {
     login: Option<Arc<Login>>,
-    /// By their numbers. A list, since most connections have one or two and the smallest node of a map has room for eleven.
+    /// Sorted by number. A vector, because most connections have only one or two, and a B-tree node has space for eleven.
     subscriptions: Vec<Arc<Subscription>>,
     closed: Option<Disconnect>,
 }
 
-impl State {
-    /// The index of a subscription, or where it would be inserted.
+impl ConnectionState {
+    /// Returns the index of a subscription, or the index at which to insert it.
     fn index_of(&self, number: u64) -> Result<usize, usize> {
         self.subscriptions.binary_search_by_key(&number, |subscription| subscription.number)
     }
@@ -69,12 +69,12 @@ impl Connection {
         }
     }
 
-    /// Whether it is an in-process client.
+    /// Returns whether this is an in-process client.
     pub(crate) fn is_local(&self) -> bool {
-        self.number >= LOCAL_CLIENTS
+        self.number >= LOCAL_CLIENT_BASE
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,7 +82,7 @@ impl Connection {
         self.state().login.clone()
     }
 
-    /// The login, unless the connection has ended.
+    /// Returns the login, or an error if the connection is closed.
     pub(crate) fn login_if_open(&self) -> Result<Option<Arc<Login>>, RequestError> {
         let state = self.state();
         match state.closed {
@@ -91,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// Replaces the login. A connection that has ended has none.
+    /// Replaces the login, unless the connection is closed.
     pub(crate) fn set_login(&self, login: Option<Arc<Login>>) {
         self.set_session_expiry(login.as_deref());
         let mut state = self.state();
@@ -100,14 +100,14 @@ impl Connection {
         }
     }
 
-    /// Lets the subscriptions depend on this session from now on.
+    /// Sets the session on whose expiry the subscriptions depend.
     fn set_session_expiry(&self, login: Option<&Login>) {
-        // Where no login is required, subscriptions outlive the session.
+        // If no login is required, subscriptions outlive the session.
         let expires_at = login.filter(|_| self.server.requires_auth()).and_then(|login| login.session.expires_at);
         self.session_expires_at.store(expires_at.unwrap_or(NEVER), Relaxed);
     }
 
-    /// Whether the session on which the subscriptions depend has ended.
+    /// Returns whether the session on which the subscriptions depend has expired.
     pub(crate) fn is_session_expired(&self, now: impl FnOnce() -> u64) -> bool {
         let expires_at = self.session_expires_at.load(Relaxed);
         expires_at != NEVER && expires_at <= now()
@@ -135,41 +135,41 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends a subscription at the request of the client. Returns whether there was one.
+    /// Ends a subscription at the request of the client. Returns whether it existed.
     pub(crate) fn unsubscribe(&self, number: u64) -> bool {
         let subscription = self.state().remove(number);
         let Some(subscription) = subscription else { return false };
         subscription.cancel();
         self.sink.take_back(number);
-        // The owner of the sink may be waiting for its newest result, and a reader for its next push.
+        // The pusher may be waiting for its newest result, and an in-process client for its next push.
         self.sink.wake(number);
         true
     }
 
     /// Removes a subscription that has ended.
     pub(crate) fn forget(&self, number: u64) {
-        // It is dropped after the lock is released.
+        // Dropped after the lock is released.
         let subscription = self.state().remove(number);
         drop(subscription);
     }
 
-    /// The error for requests after the connection has ended.
+    /// Returns the error for requests if the connection is closed.
     pub(crate) fn closed_error(&self) -> Option<RequestError> {
         self.state().closed.map(closed_error)
     }
 
-    /// Ends the connection: no further request is served, and no subscription goes on. Returns whether it was open.
+    /// Closes the connection and cancels its subscriptions. Returns whether it was open.
     pub(crate) fn close(&self, reason: Disconnect) -> bool {
         self.close_if(reason, |_| true)
     }
 
-    /// Ends the connection because this session is revoked, if it still has it. Returns whether it had.
+    /// Closes the connection because its session is revoked, if `login` is still current. Returns whether it was closed.
     pub(crate) fn revoke(&self, login: &Arc<Login>) -> bool {
-        let has_it = |state: &State| state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login));
-        self.close_if(Disconnect::SESSION_REVOKED, has_it)
+        let is_current = |state: &ConnectionState| state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login));
+        self.close_if(Disconnect::SESSION_REVOKED, is_current)
     }
 
-    fn close_if(&self, reason: Disconnect, condition: impl FnOnce(&State) -> bool) -> bool {
+    fn close_if(&self, reason: Disconnect, condition: impl FnOnce(&ConnectionState) -> bool) -> bool {
         let mut state = self.state();
         if state.closed.is_some() || !condition(&state) {
             return false;
@@ -201,7 +201,7 @@ impl Connection {
 
 impl fmt::Display for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.number.checked_sub(LOCAL_CLIENTS) {
+        match self.number.checked_sub(LOCAL_CLIENT_BASE) {
             Some(number) => write!(f, "local-{number}"),
             None => write!(f, "conn-{}", self.number),
         }
@@ -218,21 +218,21 @@ fn closed_error(reason: Disconnect) -> RequestError {
     }
 }
 
-/// A connection, as it is listed.
+/// Information about a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
-    /// Its id: `conn-` and a number, or `local-` and a number for an in-process client.
+    /// The connection id: `conn-` and a number, or `local-` and a number for an in-process client.
     pub connection_id: String,
     /// The address of the client.
     pub remote_address: IpAddr,
-    /// When it was made, in milliseconds since 1970.
+    /// When it was opened, in milliseconds since 1970.
     pub connected_at: u64,
-    /// The user who is logged in.
+    /// The user who is logged in, if any.
     pub user_id: Option<String>,
     /// The roles of the user.
     pub roles: Vec<String>,
-    /// The number of its subscriptions.
+    /// The number of subscriptions.
     pub store_subscriptions: usize,
 }
 

@@ -1,27 +1,26 @@
-//! Whether a client may use an operation, and why.
+//! Permission decisions and their reasons.
 
 use tidewire_store::Filter;
 
 use crate::auth::Tier;
 use crate::{Code, RequestError};
 
-/// Whether a client may use an operation on a bucket, and why. It is made for every request, so it borrows and allocates nothing
-/// but the row filter.
+/// Whether a client may use an operation on a bucket, and why. It is created for every request, so only the row filter allocates.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Decision {
-    /// It may, on the rows that match the filter; none for all rows.
+    /// Allowed on the rows that match the filter; `None` for all rows.
     Allowed(Grounds, Option<Filter>),
-    Refused(Refusal),
+    Denied(Denial),
 }
 
 /// Why an operation is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grounds {
-    /// The server has no auth.
+    /// Auth is disabled.
     AuthOff,
-    /// No login is required, and the tier of clients without one suffices.
+    /// No login is required, and the anonymous tier is sufficient.
     Anonymous,
-    /// The operation concerns the connection itself, and needs no permission.
+    /// The operation affects only the connection itself and needs no permission.
     OwnConnection,
     /// The check of the embedding program allows it.
     Check,
@@ -31,29 +30,29 @@ pub(crate) enum Grounds {
     Default,
 }
 
-/// Why an operation is refused.
+/// Why an operation is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum Denial {
     /// A login is required.
     NotLoggedIn,
-    /// The tier of clients without a login does not suffice.
+    /// The anonymous tier is too low.
     AnonymousTier(Tier),
-    /// The tier of the session's built-in roles does not suffice. No rule changes that.
+    /// The tier of the session's built-in roles is too low. Rules cannot raise it.
     RoleTier(Tier),
-    /// The default tier does not suffice, and no rule of the session's roles allows the operation.
+    /// The default tier is too low, and no rule of the session's roles allows the operation.
     DefaultTier(Tier),
-    /// The bucket belongs to the embedding program.
+    /// The bucket is a system bucket.
     SystemBucket,
-    /// The check of the embedding program refuses it.
+    /// The check of the embedding program denies it.
     Check,
     /// No rule applies, and the default is to deny.
     Default,
-    /// The session may touch some rows only, and the operation concerns all of them.
+    /// The session has a row filter, and the operation affects all rows.
     AllRows,
 }
 
-impl Refusal {
-    /// The error for the client. `resource` is the target of the operation.
+impl Denial {
+    /// Returns the error for the client. `resource` is the target of the operation.
     pub(crate) fn error(self, operation: &str, resource: &str) -> RequestError {
         let shown: String = resource.chars().take(64).collect();
         match self {
@@ -61,15 +60,15 @@ impl Refusal {
                 RequestError::new(Code::Unauthorized, "Authentication required: log in with auth.login")
             }
             Self::AnonymousTier(tier) => {
-                let message = format!("this needs a login with {} access: log in with auth.login", tier.name());
+                let message = format!("this operation requires {} access: log in with auth.login", tier.name());
                 RequestError::new(Code::Unauthorized, message)
             }
             Self::RoleTier(tier) => {
-                RequestError::new(Code::Forbidden, format!("this needs a role with {} access", tier.name()))
+                RequestError::new(Code::Forbidden, format!("this operation requires a role with {} access", tier.name()))
             }
             Self::DefaultTier(tier) => RequestError::new(
                 Code::Forbidden,
-                format!("this needs {} access: the role {}, or a permission rule", tier.name(), tier.role()),
+                format!("this operation requires {} access: the role {} or a permission rule", tier.name(), tier.role()),
             ),
             Self::SystemBucket => RequestError::new(Code::Forbidden, format!("\"{shown}\" is a system bucket")),
             Self::Check | Self::Default | Self::AllRows => {

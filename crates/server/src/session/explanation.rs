@@ -1,6 +1,6 @@
-//! Why a client may or may not use an operation, for people.
+//! Explanations of permission decisions.
 //!
-//! It describes the [`Decision`] that a request would get, so the two cannot disagree.
+//! An explanation is derived from the same [`Decision`] that a request would get, so the two always agree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use super::caller::{Caller, Login};
-use super::decision::{Decision, Grounds, Refusal};
+use super::decision::{Decision, Grounds, Denial};
 use crate::auth::Grant;
 use crate::auth::{Session, Tier};
-use crate::ops::table::{OPERATIONS, OperationId, Scope, closest_name};
+use crate::ops::table::{OPERATIONS, OperationId, Scope, suggestion};
 use crate::{RequestError, ServerOptions};
 
-/// Why a client may or may not use an operation: see [`ServerOptions::explain`].
+/// Explains why a client may or may not use an operation. Returned by [`ServerOptions::explain`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -24,25 +24,25 @@ pub struct Explanation {
     pub bucket: Option<String>,
     /// Whether the operation is allowed, at least on some rows.
     pub is_allowed: bool,
-    /// The tier of the operation; `None` if it needs none.
+    /// The tier that the operation requires, if any.
     pub required_tier: Option<Tier>,
-    /// The tier of the client; `None` if no tier limits it, or if it must log in first.
+    /// The tier of the client; `None` if it is not limited by a tier, or if it must log in first.
     pub tier: Option<Tier>,
-    /// Where the tier of the client comes from, such as `auth.defaultTier`.
+    /// The source of the client's tier, such as `auth.defaultTier`.
     pub tier_source: String,
-    /// The permission rules that apply: their places in the list of rules, from zero, and the rules as in a configuration file.
+    /// The permission rules that apply: their zero-based index in the list of rules, and the rule as in a configuration file.
     pub rules: Vec<(usize, Json)>,
-    /// The filter of the rows that the operation is allowed on; `None` for all rows.
+    /// The filter of the rows on which the operation is allowed; `None` for all rows.
     pub row_filter: Option<Json>,
-    /// What decides: `authOff`, `login`, `tier`, `connection`, `systemBucket`, `check`, `rules` or `default`.
+    /// What decided: `authOff`, `login`, `tier`, `connection`, `systemBucket`, `check`, `rules` or `default`.
     pub decided_by: &'static str,
-    /// The decision in a sentence.
+    /// The reason as a sentence.
     pub reason: String,
 }
 
 impl ServerOptions {
-    /// Explains whether a session, or a client without a login, may use an operation on a bucket. Without a bucket, an operation
-    /// that names one is explained for a bucket that no rule names. For an operation of `rules.*` the bucket is a topic.
+    /// Explains whether a session, or a client without a login, may use an operation on a bucket. If `bucket` is `None` but the
+    /// operation needs one, the explanation is for a bucket that no rule names. For a `rules.*` operation, `bucket` is a topic.
     ///
     /// ```
     /// use tidewire::auth::{Auth, Session, StaticToken, StaticTokens, Tier};
@@ -59,7 +59,7 @@ impl ServerOptions {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such operation.
+    /// Returns an error if the operation does not exist.
     pub fn explain(
         &self,
         session: Option<&Session>,
@@ -72,12 +72,11 @@ impl ServerOptions {
     }
 }
 
-/// The operation of this name, or an error that suggests another.
+/// Returns the operation with this name, or an error with a suggestion.
 pub(crate) fn operation_named(name: &str) -> Result<OperationId, RequestError> {
     OperationId::named(name).ok_or_else(|| {
         let shown: String = name.chars().take(64).collect();
-        let nearest = closest_name(&shown, OPERATIONS.iter());
-        RequestError::invalid(format!("unknown operation \"{shown}\"; did you mean \"{nearest}\"?"))
+        RequestError::invalid(format!("unknown operation \"{shown}\"{}", suggestion(&shown, OPERATIONS.iter())))
     })
 }
 
@@ -92,10 +91,10 @@ impl Caller {
         };
         let (tier, tier_source) = self.tier_and_source();
         let rules = self.matching_rules(operation, bucket);
-        let reason = Reason { caller: self, operation, bucket, rules: &rules }.of(&decision);
+        let reason = ReasonFormatter { caller: self, operation, bucket, rules: &rules }.format(&decision);
         let (is_allowed, decided_by, row_filter) = match decision {
             Decision::Allowed(grounds, row_filter) => (true, grounds.name(), row_filter),
-            Decision::Refused(refusal) => (false, refusal.name(), None),
+            Decision::Denied(denial) => (false, denial.name(), None),
         };
         Explanation {
             operation: operation.name,
@@ -147,7 +146,7 @@ impl Grounds {
     }
 }
 
-impl Refusal {
+impl Denial {
     fn name(self) -> &'static str {
         match self {
             Self::NotLoggedIn => "login",
@@ -160,30 +159,30 @@ impl Refusal {
     }
 }
 
-/// Puts a decision into a sentence.
-struct Reason<'a> {
+/// Formats the reason of a decision as a sentence.
+struct ReasonFormatter<'a> {
     caller: &'a Caller,
     operation: OperationId,
     bucket: Option<&'a str>,
     rules: &'a [&'a Grant],
 }
 
-impl Reason<'_> {
-    fn of(&self, decision: &Decision) -> String {
+impl ReasonFormatter<'_> {
+    fn format(&self, decision: &Decision) -> String {
         let name = self.operation.name;
         let reason = match decision {
-            Decision::Allowed(grounds, row_filter) => self.of_grounds(*grounds, row_filter.is_some()),
-            Decision::Refused(refusal) => self.of_refusal(*refusal),
+            Decision::Allowed(grounds, row_filter) => self.format_grounds(*grounds, row_filter.is_some()),
+            Decision::Denied(denial) => self.format_denial(*denial),
         };
         match (self.operation.scope, decision) {
             (Scope::Steps, Decision::Allowed(Grounds::Check | Grounds::Rules | Grounds::Default, _)) => {
-                format!("{reason}; each operation inside {name} needs a permission of its own")
+                format!("{reason}; each operation in {name} also needs its own permission")
             }
             _ => reason,
         }
     }
 
-    fn of_grounds(&self, grounds: Grounds, is_restricted: bool) -> String {
+    fn format_grounds(&self, grounds: Grounds, is_restricted: bool) -> String {
         let rows = if is_restricted { "on the rows that match the row filter" } else { "on all rows" };
         match grounds {
             Grounds::AuthOff => "auth is off: every client may do everything".to_owned(),
@@ -195,43 +194,43 @@ impl Reason<'_> {
                          everything"
                     .to_owned(),
             },
-            Grounds::OwnConnection => "it concerns the client's own connection and needs no permission".to_owned(),
+            Grounds::OwnConnection => "it affects only the client's own connection and needs no permission".to_owned(),
             Grounds::Check => "the permission check of the embedding program allows it, on all rows".to_owned(),
             Grounds::Rules if self.operation.scope.names_bucket() => format!("{} it, {rows}", self.rules_allow()),
             Grounds::Rules => format!("{} it", self.rules_allow()),
             Grounds::Default => {
                 let target = self.target();
-                format!("no rule of its roles covers {target}, and the default of the permissions is to allow")
+                format!("no rule of its roles covers {target}, and the default is to allow")
             }
         }
     }
 
-    fn of_refusal(&self, refusal: Refusal) -> String {
+    fn format_denial(&self, denial: Denial) -> String {
         let (name, target) = (self.operation.name, self.target());
         let (has, source) = self.caller.tier_and_source();
         let has = has.map_or("none", Tier::name);
-        match refusal {
-            Refusal::NotLoggedIn => "a login is required".to_owned(),
-            Refusal::AnonymousTier(tier) => {
+        match denial {
+            Denial::NotLoggedIn => "a login is required".to_owned(),
+            Denial::AnonymousTier(tier) => {
                 format!("{name} needs the tier {}, and clients without a login have {has} ({source})", tier.name())
             }
-            Refusal::RoleTier(tier) => format!(
-                "{name} needs the tier {}, and the session has {has} ({source}); no rule lifts the tier of a built-in role",
+            Denial::RoleTier(tier) => format!(
+                "{name} needs the tier {}, and the session has {has} ({source}); rules cannot raise the tier of a built-in role",
                 tier.name()
             ),
-            Refusal::DefaultTier(tier) => format!(
+            Denial::DefaultTier(tier) => format!(
                 "{name} needs the tier {}, the session has {has} ({source}), and no rule of its roles covers {target}{}",
                 tier.name(),
                 self.elsewhere()
             ),
-            Refusal::SystemBucket => "the bucket belongs to the program that embeds the server".to_owned(),
-            Refusal::Check => "the permission check of the embedding program refuses it".to_owned(),
-            Refusal::Default => format!(
-                "no rule of its roles covers {target}, and the default of the permissions is to deny{}",
+            Denial::SystemBucket => "the bucket is a system bucket".to_owned(),
+            Denial::Check => "the permission check of the embedding program denies it".to_owned(),
+            Denial::Default => format!(
+                "no rule of its roles covers {target}, and the default is to deny{}",
                 self.elsewhere()
             ),
-            Refusal::AllRows => {
-                format!("{name} concerns all rows, and {} it only on rows that match a filter", self.rules_allow())
+            Denial::AllRows => {
+                format!("{name} affects all rows, and {} it only on rows that match a filter", self.rules_allow())
             }
         }
     }
@@ -240,7 +239,7 @@ impl Reason<'_> {
         let name = self.operation.name;
         match self.bucket {
             Some(bucket) => format!("{name} on \"{bucket}\""),
-            None if self.operation.scope.names_bucket() => format!("{name} on other buckets than those it names"),
+            None if self.operation.scope.names_bucket() => format!("{name} on buckets that no rule names"),
             None => name.to_owned(),
         }
     }
@@ -254,12 +253,12 @@ impl Reason<'_> {
         }
     }
 
-    /// Where the rules of the session allow the operation.
+    /// Returns a hint with the buckets for which rules of the session allow the operation.
     fn elsewhere(&self) -> String {
         let Some(login) = self.caller.login() else { return String::new() };
         match login.grants.buckets(self.operation.name) {
             buckets if buckets.is_empty() => String::new(),
-            buckets => format!("; its rules name {}", buckets.join(", ")),
+            buckets => format!("; its rules name the buckets {}", buckets.join(", ")),
         }
     }
 }
@@ -297,7 +296,7 @@ impl fmt::Display for Explanation {
         let name = |tier: Option<Tier>| tier.map_or("none", Tier::name);
         writeln!(
             f,
-            "  tier:    {} needed, {} given ({})",
+            "  tier:    {} required, has {} ({})",
             name(self.required_tier),
             name(self.tier),
             self.tier_source

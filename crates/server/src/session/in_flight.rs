@@ -1,11 +1,11 @@
-//! The bytes of the requests of a connection that are in flight.
+//! Memory of the requests in flight of a connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use tidewire_conn::{MemoryAccount, MemoryHold};
 
-/// The bytes of the requests of a connection that are in flight. Allocated by the first request that is not answered at once.
+/// The memory of the requests in flight of a connection. Allocated by the first request that is not answered immediately.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(Option<Arc<AtomicUsize>>);
 
@@ -14,7 +14,7 @@ impl InFlight {
         self.0.as_ref().map_or(0, |bytes| bytes.load(Relaxed))
     }
 
-    /// Counts a request until the result is dropped, here and in the memory account of the connection.
+    /// Counts a request, here and in the memory account of the connection, until the returned guard is dropped.
     pub(crate) fn hold(&mut self, size: usize, account: &MemoryAccount) -> HeldRequest {
         let bytes = Arc::clone(self.0.get_or_insert_default());
         bytes.fetch_add(size, Relaxed);
@@ -22,7 +22,7 @@ impl InFlight {
     }
 }
 
-/// A request in flight, as it is counted.
+/// Guard of the memory of a request in flight.
 #[derive(Debug)]
 pub(crate) struct HeldRequest {
     bytes: Arc<AtomicUsize>,

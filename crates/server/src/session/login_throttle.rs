@@ -1,7 +1,7 @@
-//! The throttle of failed logins: an address that has failed too often has to wait, whatever its next token is.
+//! The throttle of failed logins: after too many failures, all logins from an address are rejected for a while.
 //!
-//! Only failures count, so any number of users may log in from one address. A login that succeeds forgives nothing: a token names
-//! no user before it is validated, and a client with one valid token could otherwise guess others without end.
+//! Only failures count, so any number of users may log in from one address. A successful login does not reset the count; otherwise
+//! a client with one valid token could guess others without limit.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use super::address_limit::network;
 use super::rate_limit::{RateKey, RateLimiter};
 use crate::{RateLimit, RequestError};
 
-/// Throttled addresses are logged at most this often, so that clients with many addresses cannot flood the log.
+/// Minimum interval between log lines about throttled addresses, so that clients with many addresses cannot flood the log.
 const LOG_INTERVAL_MS: u64 = 10_000;
 
 /// Limits the failed logins of an address.
@@ -24,15 +24,15 @@ pub(crate) struct LoginThrottle {
 #[derive(Debug, Default)]
 struct LogState {
     logged_at: Option<u64>,
-    /// Throttled since then, and not logged.
+    /// The number of addresses throttled since then that were not logged.
     unlogged: u64,
 }
 
-/// An address that is throttled from now on, to be logged.
+/// An address that has just been throttled, to be logged.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Throttled {
     pub(crate) network: IpAddr,
-    /// How many addresses were throttled and not logged before this one.
+    /// The number of addresses that were throttled before without being logged.
     pub(crate) unlogged: u64,
 }
 
@@ -41,14 +41,14 @@ impl LoginThrottle {
         Self { limit, failures: RateLimiter::new(limit), log: Mutex::default() }
     }
 
-    /// Checks that an address may try to log in. Logins that are being validated have not failed yet, and do not count.
+    /// Checks whether an address may attempt a login. Logins that are still being validated do not count.
     pub(crate) fn check(&self, address: IpAddr, now: u64) -> Result<(), RequestError> {
         self.failures
             .check(RateKey::Address(network(address)), now)
             .map_err(|retry_after| RequestError::rate_limited("Too many failed logins from this address", retry_after))
     }
 
-    /// Counts a failed login. Returns the address if it is throttled by this failure, unless one was returned shortly before.
+    /// Counts a failed login. Returns the address if this failure throttles it, at most once per [`LOG_INTERVAL_MS`].
     pub(crate) fn record_failure(&self, address: IpAddr, now: u64) -> Option<Throttled> {
         let network = network(address);
         let key = RateKey::Address(network);
@@ -57,7 +57,7 @@ impl LoginThrottle {
             return None;
         }
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the clock was set back, the last line is as good as long ago.
+        // `abs_diff`, so that a clock set back by more than the interval does not suppress log lines.
         if log.logged_at.is_some_and(|then| now.abs_diff(then) < LOG_INTERVAL_MS) {
             log.unlogged += 1;
             return None;
@@ -66,9 +66,9 @@ impl LoginThrottle {
         Some(Throttled { network, unlogged })
     }
 
-    /// Addresses whose count was reset because there were too many.
-    pub(crate) fn forgotten(&self) -> u64 {
-        self.failures.forgotten()
+    /// Returns how many addresses were evicted from the rate limiter because there were too many.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.failures.evicted()
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_waits_from_its_last_allowed_failure_until_the_first_is_a_window_ago() {
+    fn address_is_throttled_until_its_first_failure_leaves_the_window() {
         let throttle = throttle(2);
         let ann = address(1);
         assert_eq!(throttle.record_failure(ann, 1000), None);
@@ -111,7 +111,7 @@ mod tests {
             assert_eq!(throttle.record_failure(address(n), 5 + LOG_INTERVAL_MS - 1), None);
         }
         assert_eq!(throttle.record_failure(address(2000), 5 + LOG_INTERVAL_MS), line(2000, 1000));
-        // Failures of logins that were already being validated.
+        // Failures of logins that were already being validated are not logged again.
         assert_eq!(throttle.record_failure(address(2000), 5 + 2 * LOG_INTERVAL_MS), None);
         assert_eq!(throttle.record_failure(address(2001), 5 + 2 * LOG_INTERVAL_MS), line(2001, 0));
     }

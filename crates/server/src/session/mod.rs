@@ -1,4 +1,4 @@
-//! The state of a client between its requests: its login, its permissions, its rate and its heartbeat.
+//! The state of a client between its requests: login, permissions, rate limits and heartbeat.
 
 pub(crate) mod address_limit;
 pub(crate) mod before_login;

@@ -1,14 +1,14 @@
-//! The rate limit: a sliding log of requests for each user and address.
+//! The rate limiter: a sliding log of the requests of each user and address.
 //!
-//! It is exact: no window of the configured length ever has more requests than allowed, and a request is never refused for longer
-//! than necessary. Refused requests do not count.
+//! It is exact: no window of the configured length has more requests than allowed, and a request is not rejected for longer than
+//! necessary. Rejected requests do not count.
 //!
-//! Keys that have been idle for a window are dropped without a search. There are two generations: a key moves to the younger one
-//! when it is used. After a window the older generation is dropped as a whole and the younger one takes its place, so every dropped
-//! key has been idle for a window.
+//! Keys that have been idle for a window are dropped without a search. There are two generations, and a key moves to the young one
+//! when it is used. After each window the old generation is dropped and replaced by the young one, so every dropped key has been
+//! idle for at least a window.
 //!
-//! Users and addresses have separate limits, so a flood from many addresses does not reset the count of a user. When there are too
-//! many keys, the generations change early: the keys that have been idle longest start again, and are counted. Refusing new keys
+//! Users and addresses have separate limits, so that a flood from many addresses does not evict users. If there are too many keys,
+//! the generations rotate early: the keys that have been idle longest are evicted, and their number is counted. Rejecting new keys
 //! instead would let a client with many addresses lock out all others.
 
 use std::borrow::Borrow;
@@ -26,10 +26,10 @@ use crate::RateLimit;
 pub(crate) struct RateLimiter {
     max_requests: usize,
     window: u64,
-    /// A key is always in the same shard. Clients cannot choose which, since the hasher is seeded randomly.
+    /// A key is always in the same shard. Clients cannot choose it, because the hasher is randomly seeded.
     shards: Box<[Mutex<Shard>]>,
     hasher: RandomState,
-    forgotten: AtomicU64,
+    evicted: AtomicU64,
 }
 
 /// The owner of a request.
@@ -42,7 +42,7 @@ pub(crate) enum RateKey<'a> {
 }
 
 impl RateKey<'_> {
-    /// The same owner, as it is counted: an IPv4 client of an IPv6 socket is the same host.
+    /// Returns the key under which an owner is counted: an IPv4-mapped IPv6 address is the same host as the IPv4 address.
     fn canonical(self) -> Self {
         match self {
             Self::Address(address) => Self::Address(address.to_canonical()),
@@ -52,7 +52,7 @@ impl RateKey<'_> {
 }
 
 impl RateLimiter {
-    /// Limit of the users, and of the addresses, that are kept. Each takes 8 bytes per allowed request.
+    /// Limit of the number of users, and of addresses. Each uses 8 bytes per allowed request.
     pub(crate) const MAX_KEYS: usize = 100_000;
     const SHARDS: usize = 16;
 
@@ -69,28 +69,28 @@ impl RateLimiter {
             window,
             shards: (0..shards).map(|_| Mutex::new(Shard::new(max_young))).collect(),
             hasher: RandomState::new(),
-            forgotten: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
         }
     }
 
-    /// Counts a request. If it is over the limit, returns after how many milliseconds one is allowed again.
+    /// Counts a request. If the limit is exceeded, returns the number of milliseconds until a request is allowed again.
     ///
-    /// `now_ms` should not go back. If it goes back by at most a window, the latest time seen is used instead. If it goes back by
-    /// more, the clock was set, and all counts are reset.
+    /// `now_ms` should be monotonic. If it goes back by at most a window, the latest time seen is used instead. If it goes back
+    /// further, the clock was set, and all counts are reset.
     pub(crate) fn take(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = key.canonical();
         let (mut shard, attempt) = self.attempt(key, now_ms);
-        let (taken, forgotten) = match key {
+        let (taken, evicted) = match key {
             RateKey::User(user) => shard.users.take(user, attempt),
             RateKey::Address(address) => shard.addresses.take(&address, attempt),
         };
-        if forgotten > 0 {
-            self.forgotten.fetch_add(forgotten, Ordering::Relaxed);
+        if evicted > 0 {
+            self.evicted.fetch_add(evicted, Ordering::Relaxed);
         }
         taken
     }
 
-    /// Checks whether a request would be allowed, and does not count it.
+    /// Checks whether a request would be allowed, without counting it.
     pub(crate) fn check(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = key.canonical();
         let (mut shard, attempt) = self.attempt(key, now_ms);
@@ -100,21 +100,21 @@ impl RateLimiter {
         }
     }
 
-    /// The shard of a key, and an attempt at a time that does not go back.
+    /// Locks the shard of a key, and returns it with an attempt at a monotonic time.
     fn attempt(&self, key: RateKey<'_>, now_ms: u64) -> (MutexGuard<'_, Shard>, Attempt) {
         let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
         let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
-        let now = shard.at(now_ms, self.window);
+        let now = shard.monotonic(now_ms, self.window);
         (shard, Attempt { now, max_requests: self.max_requests, window: self.window })
     }
 
-    /// Users and addresses whose count was reset because there were too many.
-    pub(crate) fn forgotten(&self) -> u64 {
-        self.forgotten.load(Ordering::Relaxed)
+    /// Returns how many users and addresses were evicted because there were too many.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
     }
 }
 
-/// A part of the users and addresses.
+/// A shard of the users and addresses.
 #[derive(Debug)]
 struct Shard {
     latest: u64,
@@ -127,18 +127,18 @@ impl Shard {
         Self { latest: 0, users: Generations::new(max_young), addresses: Generations::new(max_young) }
     }
 
-    /// The time, which does not go back, so that the logs stay sorted.
-    fn at(&mut self, now: u64, window: u64) -> u64 {
+    /// Returns a monotonic time, so that the logs stay sorted.
+    fn monotonic(&mut self, now: u64, window: u64) -> u64 {
         if now.saturating_add(window) < self.latest {
-            // Otherwise the limit would hold until the old time is reached again.
-            (self.latest, self.users, self.addresses) = (now, self.users.anew(now), self.addresses.anew(now));
+            // Otherwise the limit would apply until the clock reaches the old time again.
+            (self.latest, self.users, self.addresses) = (now, self.users.cleared(now), self.addresses.cleared(now));
         }
         self.latest = self.latest.max(now);
         self.latest
     }
 }
 
-/// One request, and the limit.
+/// An attempted request and the limit.
 #[derive(Debug, Clone, Copy)]
 struct Attempt {
     now: u64,
@@ -146,48 +146,48 @@ struct Attempt {
     window: u64,
 }
 
-/// The keys used since the last change of generations, and those used only before it.
+/// The keys used since the last rotation, and those used only before it.
 #[derive(Debug)]
 struct Generations<K> {
     young: HashMap<K, Log>,
     old: HashMap<K, Log>,
-    changed_at: u64,
+    rotated_at: u64,
     max_young: usize,
 }
 
 impl<K: Hash + Eq> Generations<K> {
     fn new(max_young: usize) -> Self {
-        Self { young: HashMap::new(), old: HashMap::new(), changed_at: 0, max_young }
+        Self { young: HashMap::new(), old: HashMap::new(), rotated_at: 0, max_young }
     }
 
-    fn anew(&self, now: u64) -> Self {
-        Self { changed_at: now, ..Self::new(self.max_young) }
+    fn cleared(&self, now: u64) -> Self {
+        Self { rotated_at: now, ..Self::new(self.max_young) }
     }
 
-    /// Counts a request. Also returns how many keys with requests in the window were dropped to make space for it.
+    /// Counts a request. Also returns how many keys with requests in the window were evicted to make space for it.
     fn take<Q>(&mut self, key: &Q, attempt: Attempt) -> (Result<(), u64>, u64)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if attempt.now.saturating_sub(self.changed_at) >= attempt.window {
-            self.change(attempt.now);
+        if attempt.now.saturating_sub(self.rotated_at) >= attempt.window {
+            self.rotate(attempt.now);
         }
         if let Some(log) = self.young.get_mut(key) {
             return (log.take(attempt), 0);
         }
         let mut log = self.old.remove(key).unwrap_or_default();
         let taken = log.take(attempt);
-        let mut forgotten = 0;
+        let mut evicted = 0;
         if self.young.len() >= self.max_young {
-            let dropped = self.change(attempt.now);
-            forgotten = dropped.into_values().map(|mut log| u64::from(log.count(attempt) > 0)).sum();
+            let dropped = self.rotate(attempt.now);
+            evicted = dropped.into_values().map(|mut log| u64::from(log.count(attempt) > 0)).sum();
         }
         self.young.insert(key.to_owned(), log);
-        (taken, forgotten)
+        (taken, evicted)
     }
 
-    /// Checks whether a request would be allowed. The key is not used by this: it is dropped when its last request is a window ago.
+    /// Checks whether a request would be allowed. This does not count as a use of the key.
     fn check<Q>(&mut self, key: &Q, attempt: Attempt) -> Result<(), u64>
     where
         K: Borrow<Q>,
@@ -197,20 +197,20 @@ impl<K: Hash + Eq> Generations<K> {
         log.map_or_else(|| Log::default().check(attempt), |log| log.check(attempt))
     }
 
-    /// Starts a new generation. Returns the one that is dropped.
-    fn change(&mut self, now: u64) -> HashMap<K, Log> {
-        self.changed_at = now;
+    /// Starts a new generation. Returns the old one, which is dropped.
+    fn rotate(&mut self, now: u64) -> HashMap<K, Log> {
+        self.rotated_at = now;
         let young = mem::take(&mut self.young);
         mem::replace(&mut self.old, young)
     }
 }
 
-/// The times of the requests that were allowed, oldest first.
+/// The times of the allowed requests, oldest first.
 #[derive(Debug, Default)]
 struct Log(VecDeque<u64>);
 
 impl Log {
-    /// The number of requests in the window.
+    /// Returns the number of requests in the window.
     fn count(&mut self, attempt: Attempt) -> usize {
         while self.0.front().is_some_and(|then| then.saturating_add(attempt.window) <= attempt.now) {
             self.0.pop_front();
@@ -250,13 +250,13 @@ mod tests {
     const ANN: RateKey<'_> = RateKey::User("ann");
 
     #[test]
-    fn the_window_slides() {
+    fn window_slides() {
         let limiter = RateLimiter::new(limit(2, 100));
         for (now, expected) in [
             (1000, Ok(())),
             (1030, Ok(())),
             (1030, Err(70)),
-            // Refused, and not counted.
+            // Rejected and not counted.
             (1099, Err(1)),
             (1100, Ok(())),
             (1100, Err(30)),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_named_like_an_address_is_not_that_address() {
+    fn users_and_addresses_are_separate_keys() {
         let limiter = RateLimiter::new(limit(1, 100));
         let address = IpAddr::from(Ipv4Addr::LOCALHOST);
         assert_eq!(limiter.take(RateKey::User("127.0.0.1"), 0), Ok(()));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn degenerate_limits_are_obeyed() {
+    fn extreme_limits_are_enforced() {
         let none = RateLimiter::new(limit(0, 100));
         assert_eq!((none.take(ANN, 5), none.take(ANN, 5)), (Err(100), Err(100)));
         assert_eq!(RateLimiter::new(limit(0, 0)).take(ANN, 5), Err(1));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_goes_back_a_little_stands_still() {
+    fn small_clock_step_back_is_ignored() {
         let limiter = RateLimiter::with(limit(2, 100), 1, 100);
         assert_eq!(limiter.take(ANN, 1000), Ok(()));
         assert_eq!(limiter.take(ANN, 950), Ok(()));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_resets_the_counts() {
+    fn large_clock_step_back_resets_the_counts() {
         let limiter = RateLimiter::with(limit(1, 100), 1, 100);
         assert_eq!(limiter.take(ANN, 1_000_000), Ok(()));
         assert_eq!(limiter.take(ANN, 1000), Ok(()));
@@ -328,22 +328,22 @@ mod tests {
             limiter.take(RateKey::User(&now.to_string()), now).unwrap();
             assert!(held(&limiter) <= 201);
         }
-        assert_eq!(limiter.forgotten(), 0);
+        assert_eq!(limiter.evicted(), 0);
     }
 
     #[test]
-    fn with_too_many_keys_the_longest_idle_are_reset_and_counted() {
+    fn longest_idle_keys_are_evicted_and_counted() {
         let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
         let user = |n: u32| n.to_string();
         for n in 0..15 {
             assert_eq!(limiter.take(RateKey::User(&user(n)), 0), Ok(()));
         }
-        // A key that is used stays, even if its request is refused.
+        // A used key stays, even if its request is rejected.
         assert_eq!(limiter.take(RateKey::User("0"), 1), Err(999));
         for n in 15..20 {
             assert_eq!(limiter.take(RateKey::User(&user(n)), 1), Ok(()));
         }
-        assert_eq!(limiter.forgotten(), 9);
+        assert_eq!(limiter.evicted(), 9);
         assert_eq!(limiter.take(RateKey::User("0"), 2), Err(998));
         assert_eq!(limiter.take(RateKey::User("1"), 2), Ok(()));
         for n in 0..1000 {
@@ -353,18 +353,18 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_do_not_reset_a_user() {
+    fn many_addresses_do_not_evict_a_user() {
         let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
         assert_eq!(limiter.take(ANN, 0), Ok(()));
         for n in 0..1000_u32 {
             assert_eq!(limiter.take(RateKey::Address(Ipv4Addr::from(n).into()), 0), Ok(()));
         }
         assert_eq!(limiter.take(ANN, 1), Err(999));
-        assert!(limiter.forgotten() > 900);
+        assert!(limiter.evicted() > 900);
     }
 
     #[test]
-    fn threads_share_a_budget() {
+    fn threads_share_one_limit() {
         let limiter = RateLimiter::new(limit(1000, 100));
         let taken: usize = thread::scope(|scope| {
             let work = || (0..500).filter(|_| limiter.take(ANN, 7).is_ok()).count();
@@ -376,13 +376,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_equals_a_plain_log(
+        fn limiter_agrees_with_a_plain_log(
             max_requests in 0_usize..5,
             window in 0_u64..30,
             shards in 1_usize..3,
             attempts in prop::collection::vec((0_u8..4, 0_u64..12), 0..200),
         ) {
-            // Few, so that keys meet: what one attempts must not make another one forgotten.
+            // Few shards, so that keys share them. A request of one key must not evict another.
             let limiter = RateLimiter::with(limit(max_requests, window), shards, 100);
             let mut log: Vec<(u8, u64)> = Vec::new();
             let mut now = 0;
@@ -404,7 +404,7 @@ mod tests {
         }
 
         #[test]
-        fn no_times_make_it_panic(times in prop::collection::vec(any::<u64>(), 0..50), window in any::<u64>()) {
+        fn arbitrary_times_do_not_panic(times in prop::collection::vec(any::<u64>(), 0..50), window in any::<u64>()) {
             let limiter = RateLimiter::with(limit(2, window), 1, 2);
             for (n, now) in times.into_iter().enumerate() {
                 let name = (n % 5).to_string();

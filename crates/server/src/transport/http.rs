@@ -29,7 +29,7 @@ use crate::session::address_limit::AddressPermit;
 use crate::state::ServerState;
 use crate::transport::admission::{Admission, SocketPermit, TooManySockets};
 use crate::transport::forwarded::is_forwarded;
-use crate::transport::listener::{Phase, stopped};
+use crate::transport::listener::{ListenerPhase, stopped};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::origin::{self, OriginRule};
 use crate::transport::source::{Forwarding, RequestSource, Source};
@@ -55,7 +55,7 @@ pub(super) struct Http {
     server: Arc<ServerState>,
     supervisor: Supervisor<WebSocketProtocol>,
     pages: Pages,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ListenerPhase>,
     /// Permits for clients that are sent a close frame.
     closing: Arc<Semaphore>,
     log_limits: Arc<LogLimits>,
@@ -85,7 +85,7 @@ impl Http {
         server: Arc<ServerState>,
         supervisor: Supervisor<WebSocketProtocol>,
         pages: Pages,
-        phase: watch::Receiver<Phase>,
+        phase: watch::Receiver<ListenerPhase>,
     ) -> Self {
         let (closing, log_limits) = (Arc::new(Semaphore::new(MAX_CLOSING)), Arc::default());
         Self { server, supervisor, pages, phase, closing, log_limits }

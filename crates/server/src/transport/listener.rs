@@ -32,7 +32,7 @@ pub(crate) struct Listener {
     server: Arc<ServerState>,
     supervisor: Supervisor<WebSocketProtocol>,
     tls: Option<TlsServer>,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ListenerPhase>,
     pages: Pages,
     /// Permits for sockets that have not been upgraded.
     sockets: Arc<Semaphore>,
@@ -45,7 +45,7 @@ pub(crate) struct Listener {
 
 /// The life of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ListenerPhase {
     Open,
     /// No connection is accepted any more.
     Stopping,
@@ -54,13 +54,13 @@ pub(crate) enum Phase {
 }
 
 /// Waits until the server has been dropped. A sender that is gone means the same.
-async fn dropped(mut phase: watch::Receiver<Phase>) {
-    let _ = phase.wait_for(|phase| *phase == Phase::Dropped).await;
+async fn dropped(mut phase: watch::Receiver<ListenerPhase>) {
+    let _ = phase.wait_for(|phase| *phase == ListenerPhase::Dropped).await;
 }
 
 /// Waits until the server is stopped. A sender that is gone means the same.
-pub(super) async fn stopped(phase: &mut watch::Receiver<Phase>) {
-    let _ = phase.wait_for(|phase| *phase != Phase::Open).await;
+pub(super) async fn stopped(phase: &mut watch::Receiver<ListenerPhase>) {
+    let _ = phase.wait_for(|phase| *phase != ListenerPhase::Open).await;
 }
 
 impl Listener {
@@ -69,7 +69,7 @@ impl Listener {
         supervisor: Supervisor<WebSocketProtocol>,
         tls: Option<TlsServer>,
         pages: Pages,
-        phase: watch::Receiver<Phase>,
+        phase: watch::Receiver<ListenerPhase>,
     ) -> Self {
         // Administrators are not limited by their address.
         let (max_sockets, max_per_address) = match pages {

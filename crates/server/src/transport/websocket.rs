@@ -12,7 +12,7 @@ use tidewire_conn::websocket::{Message, WebSocket, WebSocketOptions};
 use tidewire_conn::{CloseReason, ConnectionContext, Protocol, PushHandle, Reply, ServiceOrder, Tick};
 use tokio::time::Instant;
 
-use crate::metrics::operations::Ended;
+use crate::metrics::operations::RequestOutcome;
 use crate::ops::handler::{Response, handle};
 use crate::ops::table::Effect;
 use crate::protocol::disconnect::Disconnect;
@@ -25,7 +25,7 @@ use crate::session::heartbeat::{Beat, Heartbeat, Output};
 use crate::session::in_flight::InFlight;
 use crate::state::ServerState;
 use crate::transport::admission::Admission;
-use crate::work::INLINE_MESSAGE;
+use crate::work::MAX_INLINE_MESSAGE_BYTES;
 use crate::{Backpressure, Code, RequestError};
 
 /// Longer than any pong. A longer message is not read before its turn.
@@ -100,7 +100,7 @@ impl WebSocketProtocol {
             // The codec answers pings and closes.
             _ => return Reply::None,
         };
-        if text.len() > INLINE_MESSAGE {
+        if text.len() > MAX_INLINE_MESSAGE_BYTES {
             return self.serve_large(message, context);
         }
         let request = match ClientMessage::parse(text) {
@@ -255,8 +255,8 @@ impl WebSocketProtocol {
     /// Refuses a request that is not run, and counts it.
     fn refuse_if(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
         if is_closing {
-            let ended = Ended::Failed(Code::ShuttingDown);
-            self.server.operations.record(request.operation, ended, Duration::ZERO);
+            let outcome = RequestOutcome::Failed(Code::ShuttingDown);
+            self.server.operations.record(request.operation, outcome, Duration::ZERO);
             return Some(self.error(request.id, &RequestError::shutting_down()));
         }
         if is_behind {
@@ -411,8 +411,8 @@ impl Protocol for WebSocketProtocol {
             }
         };
         let after = match pusher.check(connection, sent, now) {
-            Health::CheckAfter(after) => after.min(heartbeat.rest(now)),
-            Health::Reading | Health::Stalled => heartbeat.rest(now),
+            Health::CheckAfter(after) => after.min(heartbeat.time_until_due(now)),
+            Health::Reading | Health::Stalled => heartbeat.time_until_due(now),
         };
         Tick::Next { frame, after: until_login.map_or(after, |rest| after.min(rest)) }
     }
