@@ -38,7 +38,7 @@ pub(super) fn review(connection: &Arc<Connection>, caller: &Caller) {
                 subscription.change_login(login);
                 server.compute_later(subscription.number);
             }
-        } else if !subscription.shows(row_filter.as_ref()) {
+        } else if !subscription.has_row_filter(row_filter.as_ref()) {
             let reopening =
                 reopen(connection, SubscribeQuery::from(source), subscription.mode, caller.clone(), row_filter.clone());
             subscription.reopen(reopening, row_filter);

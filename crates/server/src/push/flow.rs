@@ -1,94 +1,94 @@
-//! Flow control of one connection: which pushes go to its buffer, which are dropped, and when a slow client is disconnected.
+//! Flow control of one connection: which pushes enter its buffer, which are dropped, and when a slow consumer is disconnected.
 //!
-//! A push is accepted if the buffer has room for it. Otherwise it is dropped, and its subscription is *behind*: it gets nothing
-//! more until the client has read, and then the newest result as a whole. Subscriptions that are behind are served in the order
-//! in which they fell behind, one at a time, and nothing overtakes them. So the buffer empties, and the largest result finds room
-//! in it at last.
+//! A push is accepted if it fits in the buffer. Otherwise it is dropped, and its subscription is *behind*: it is paused until the
+//! client has read, and then refreshed with a snapshot of the newest result. Subscriptions that are behind are refreshed one at a
+//! time, in the order in which they fell behind, and all other pushes are dropped in the meantime. So the buffer drains, and even
+//! the largest snapshot eventually fits.
 //!
-//! This is a pure core: it has no clock, lock or socket. The owner of the connection reports what happens, and does what it is
-//! told.
+//! This is a state machine without a clock, lock or socket. The owner of the connection reports events and carries out the
+//! decisions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a client may take no byte while a subscription is behind.
-pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(3);
+/// How long a client may read nothing while a subscription is behind.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The flow control of one connection. It takes one word while no subscription is behind.
+/// The flow control of one connection. Its size is one word while no subscription is behind.
 #[derive(Debug, Default)]
 pub(crate) struct Flow(Option<Box<Behind>>);
 
-/// Subscriptions that are behind, and the client that does not read.
+/// The subscriptions that are behind.
 #[derive(Debug)]
 struct Behind {
-    /// Subscriptions whose newest result was dropped. The first is served next.
+    /// The subscriptions whose newest result was dropped. The first is refreshed next.
     subscriptions: VecDeque<u64>,
-    /// The first subscription was asked for its newest result, which has not come yet.
+    /// Whether a refresh of the first subscription was requested and has not arrived yet.
     is_refreshing: bool,
-    /// The last result of the first subscription did not fit: it waits until the buffer is empty.
+    /// Whether the last snapshot of the first subscription did not fit. Then the next refresh waits until the buffer is empty.
     needs_empty: bool,
     stall: Stall,
 }
 
-/// Since when the client has taken nothing.
+/// The time since which the client has read nothing.
 #[derive(Debug, Clone, Copy)]
 struct Stall {
     since: Instant,
     sent: u64,
 }
 
-/// The buffer of a connection, as its owner sees it.
+/// The state of the push buffer of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Buffer {
-    /// Bytes that wait to be sent.
+    /// Queued bytes.
     pub(crate) queued: usize,
-    /// Bytes that may wait. A single push may be larger.
+    /// Limit of the queued bytes. A single push may be larger.
     pub(crate) limit: usize,
-    /// Bytes that the client has taken so far.
+    /// Bytes sent to the client so far.
     pub(crate) sent: u64,
 }
 
-/// What becomes of a push.
+/// What to do with a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Decision {
-    /// It goes to the buffer.
+pub(crate) enum PushDecision {
+    /// Append it to the buffer.
     Push,
-    /// It is dropped. The subscription is [paused](Flow::pause) until it is [refreshed](Flow::next_refresh).
+    /// Drop it, and [pause](Flow::pause) the subscription until it is [refreshed](Flow::next_refresh).
     Drop,
 }
 
-/// Whether the client reads.
+/// Whether the client reads its pushes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Health {
+pub(crate) enum ConsumerHealth {
     Reading,
-    /// A subscription is behind: look again after this time.
+    /// A subscription is behind: check again after this time.
     CheckAfter(Duration),
-    /// The client has taken nothing for [`STALL_LIMIT`].
+    /// The client has read nothing for [`STALL_TIMEOUT`].
     Stalled,
 }
 
 impl Flow {
-    /// A subscription has a push of `size` bytes, and `others` bytes wait beside the unsent result that it would replace. If it is to
-    /// be dropped, the owner [pauses](Self::pause) the subscription.
-    pub(crate) fn offer(&mut self, subscription: u64, size: usize, others: usize, limit: usize) -> Decision {
+    /// Decides about a push of `size` bytes. `others` are the queued bytes without the unsent result that the push would replace. After
+    /// [`PushDecision::Drop`] the owner must [pause](Self::pause) the subscription.
+    pub(crate) fn offer(&mut self, subscription: u64, size: usize, others: usize, limit: usize) -> PushDecision {
         let fits = others == 0 || others.saturating_add(size) <= limit;
         let Some(behind) = self.0.as_deref_mut().filter(|behind| !behind.subscriptions.is_empty()) else {
-            return if fits { Decision::Push } else { Decision::Drop };
+            return if fits { PushDecision::Push } else { PushDecision::Drop };
         };
         if !behind.is_refreshing || behind.subscriptions.front() != Some(&subscription) {
-            return Decision::Drop;
+            return PushDecision::Drop;
         }
         (behind.is_refreshing, behind.needs_empty) = (false, !fits);
         if !fits {
-            return Decision::Drop;
+            return PushDecision::Drop;
         }
         behind.subscriptions.pop_front();
-        Decision::Push
+        PushDecision::Push
     }
 
-    /// A push was dropped: the subscription is behind from now on.
+    /// Marks a subscription as behind, because a push of it was dropped.
     pub(crate) fn pause(&mut self, subscription: u64, buffer: Buffer, now: Instant) {
         let stall = Stall { since: now, sent: buffer.sent };
         let behind = self.0.get_or_insert_with(|| {
@@ -102,16 +102,16 @@ impl Flow {
         }
     }
 
-    /// Whether no subscription is behind, and the client need not be watched.
+    /// Returns whether no subscription is behind, so that the client need not be checked.
     pub(crate) fn is_open(&self) -> bool {
         self.0.is_none()
     }
 
-    /// The subscription to be asked for its newest result now, if one is behind and the buffer has room.
+    /// Returns the subscription to refresh now, if one is behind and the buffer has drained enough.
     pub(crate) fn next_refresh(&mut self, buffer: Buffer) -> Option<u64> {
         let behind = self.0.as_deref_mut()?;
-        let has_room = if behind.needs_empty { buffer.queued == 0 } else { buffer.queued <= buffer.limit / 2 };
-        if behind.is_refreshing || !has_room {
+        let has_drained = if behind.needs_empty { buffer.queued == 0 } else { buffer.queued <= buffer.limit / 2 };
+        if behind.is_refreshing || !has_drained {
             return None;
         }
         let first = behind.subscriptions.front().copied()?;
@@ -119,7 +119,7 @@ impl Flow {
         Some(first)
     }
 
-    /// A subscription has ended.
+    /// Removes a subscription that has ended.
     pub(crate) fn remove(&mut self, subscription: u64) {
         let Some(behind) = self.0.as_deref_mut() else { return };
         if behind.subscriptions.front() == Some(&subscription) {
@@ -128,19 +128,19 @@ impl Flow {
         behind.subscriptions.retain(|behind| *behind != subscription);
     }
 
-    /// Whether the client reads, while a subscription is behind.
-    pub(crate) fn check(&mut self, buffer: Buffer, now: Instant) -> Health {
+    /// Checks whether the client reads while a subscription is behind.
+    pub(crate) fn check(&mut self, buffer: Buffer, now: Instant) -> ConsumerHealth {
         if self.0.as_ref().is_some_and(|behind| behind.subscriptions.is_empty()) {
             self.0 = None;
         }
-        let Some(Behind { stall, .. }) = self.0.as_deref_mut() else { return Health::Reading };
-        // With an empty buffer it is not the client that is waited for.
+        let Some(Behind { stall, .. }) = self.0.as_deref_mut() else { return ConsumerHealth::Reading };
+        // If the buffer is empty, the delay is not caused by the client.
         if buffer.sent != stall.sent || buffer.queued == 0 {
             *stall = Stall { since: now, sent: buffer.sent };
         }
-        match STALL_LIMIT.checked_sub(now.saturating_duration_since(stall.since)) {
-            Some(left) if !left.is_zero() => Health::CheckAfter(left),
-            _ => Health::Stalled,
+        match STALL_TIMEOUT.checked_sub(now.saturating_duration_since(stall.since)) {
+            Some(left) if !left.is_zero() => ConsumerHealth::CheckAfter(left),
+            _ => ConsumerHealth::Stalled,
         }
     }
 }
@@ -156,16 +156,16 @@ mod tests {
     const LIMIT: usize = 100;
     const SUBSCRIPTIONS: u64 = 4;
 
-    /// What happens to a connection.
+    /// An event of a connection.
     #[derive(Debug, Clone)]
     enum Step {
         /// The result of a query changes, and has this size.
         Commit { query: u64, size: usize },
         /// The client reads this number of bytes.
         Read(usize),
-        /// Live queries deliver what they were asked for.
+        /// Live queries deliver the requested refresh.
         Answer,
-        /// The client ends a subscription, and begins another one to the same query.
+        /// The client unsubscribes and subscribes to the same query again.
         Resubscribe(u64),
         /// Time passes.
         Wait(u64),
@@ -182,7 +182,7 @@ mod tests {
         ]
     }
 
-    /// A query, and what its subscriber knows.
+    /// A query and the state of its subscription.
     #[derive(Debug, Default, Clone, Copy)]
     struct Query {
         version: u64,
@@ -193,25 +193,25 @@ mod tests {
         is_asked: bool,
     }
 
-    /// A push in the buffer: whole results replace the unsent one of their subscription, deltas do not.
+    /// A push in the buffer. A snapshot replaces the unsent one of its subscription, a delta does not.
     #[derive(Debug, Clone, Copy)]
     struct Queued {
         query: u64,
         version: u64,
         size: usize,
         left: usize,
-        /// The version that a delta is applied to; none for a whole result.
+        /// The version to which a delta applies; `None` for a snapshot.
         base: Option<u64>,
     }
 
-    /// A connection with a buffer and a client, as simple as they can be. Even queries push whole results, odd ones deltas.
+    /// A minimal model of a connection with a buffer and a client. Even queries push snapshots, odd queries push deltas.
     struct Model {
         flow: Flow,
         now: Instant,
         queries: BTreeMap<u64, Query>,
         buffer: Vec<Queued>,
         sent: u64,
-        /// What the client has: the version of each result.
+        /// The version of each result that the client has received.
         client: BTreeMap<u64, u64>,
         last_progress: Instant,
         is_closed: bool,
@@ -240,7 +240,7 @@ mod tests {
             Buffer { queued: self.queued(), limit: LIMIT, sent: self.sent }
         }
 
-        /// An unsent whole result of this query, of which nothing has been sent.
+        /// Returns the index of a snapshot of this query of which nothing has been sent.
         fn replaceable(&self, query: u64) -> Option<usize> {
             self.buffer
                 .iter()
@@ -249,19 +249,19 @@ mod tests {
 
         fn push(&mut self, number: u64, is_whole: bool) {
             let query = self.queries[&number];
-            // A whole result in place of deltas does not replace an earlier one, because deltas may be queued between them.
+            // A snapshot for a delta subscriber does not replace an earlier one, because deltas may be queued in between.
             let replaced = self.replaceable(number).filter(|_| number.is_multiple_of(2));
             let others = self.queued() - replaced.map_or(0, |at| self.buffer[at].left);
             let decision = self.flow.offer(number, query.size, others, LIMIT);
             let (buffer, now) = (self.state(), self.now);
             let known = self.queries.get_mut(&number).unwrap();
             match decision {
-                Decision::Drop => {
+                PushDecision::Drop => {
                     self.flow.pause(number, buffer, now);
                     assert!(!self.flow.is_open());
                     known.is_paused = true;
                 }
-                Decision::Push => {
+                PushDecision::Push => {
                     let base = (!is_whole).then_some(known.pushed);
                     known.pushed = known.version;
                     let (version, size) = (query.version, query.size);
@@ -339,11 +339,11 @@ mod tests {
                 }
                 Step::Wait(millis) => self.now += Duration::from_millis(*millis),
             }
-            let is_stalled = self.flow.check(self.state(), self.now) == Health::Stalled;
+            let is_stalled = self.flow.check(self.state(), self.now) == ConsumerHealth::Stalled;
             if is_stalled {
                 let silent = self.now.duration_since(self.last_progress);
-                assert!(silent >= STALL_LIMIT, "a client that reads is not closed");
-                assert!(!self.buffer.is_empty(), "a client that has read everything is not closed");
+                assert!(silent >= STALL_TIMEOUT, "a client that reads is not disconnected");
+                assert!(!self.buffer.is_empty(), "a client that has read everything is not disconnected");
                 self.is_closed = true;
             }
         }
@@ -351,7 +351,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_bounded_and_the_newest_result_arrives(steps in prop::collection::vec(step(), 0..200)) {
+        fn buffer_is_bounded_and_newest_result_arrives(steps in prop::collection::vec(step(), 0..200)) {
             let mut model = Model::new();
             for step in &steps {
                 model.run(step);
@@ -369,16 +369,16 @@ mod tests {
                 let known = model.client.get(number).copied().unwrap_or_default();
                 prop_assert_eq!(known, query.version, "query {}", number);
             }
-            prop_assert_eq!(model.flow.check(model.state(), model.now), Health::Reading);
+            prop_assert_eq!(model.flow.check(model.state(), model.now), ConsumerHealth::Reading);
         }
 
         #[test]
-        fn a_client_that_stops_reading_is_closed(steps in prop::collection::vec(step(), 0..100)) {
+        fn client_that_stops_reading_is_disconnected(steps in prop::collection::vec(step(), 0..100)) {
             let mut model = Model::new();
             for step in &steps {
                 model.run(step);
             }
-            // No two of these results fit into the buffer together.
+            // No two of these results fit in the buffer together.
             for query in 0..SUBSCRIPTIONS {
                 model.run(&Step::Commit { query, size: 80 });
                 model.run(&Step::Answer);
@@ -390,7 +390,7 @@ mod tests {
         }
 
         #[test]
-        fn a_client_that_reads_a_byte_now_and_then_is_never_closed(steps in prop::collection::vec(step(), 0..200)) {
+        fn client_that_reads_slowly_is_not_disconnected(steps in prop::collection::vec(step(), 0..200)) {
             let mut model = Model::new();
             for step in &steps {
                 model.run(&Step::Read(1));

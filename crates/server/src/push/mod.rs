@@ -1,4 +1,4 @@
-//! Pushes: subscriptions, and the flow control between them and a connection.
+//! Subscriptions, and the flow control between them and a connection.
 
 pub(crate) mod flow;
 pub(crate) mod permit;

@@ -1,4 +1,4 @@
-//! Permits of subscriptions: how many a connection, and all connections together, may have.
+//! Permits that limit the subscriptions of a connection, and of all connections together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -7,7 +7,7 @@ use crate::session::connection::Connection;
 use crate::state::ServerState;
 use crate::{Code, RequestError};
 
-/// One of the subscriptions that a connection, and all connections together, may have. Dropping it returns it.
+/// A permit for one subscription. It is released on drop.
 #[derive(Debug)]
 pub(crate) struct SubscriptionPermit {
     server: Arc<ServerState>,
@@ -19,7 +19,7 @@ impl SubscriptionPermit {
         let (server, of_connection) = (&connection.server, &connection.subscription_count);
         let limits = server.options.connection_limits;
         let full = |max, owner| {
-            let message = format!("{owner} has {max} subscriptions, the most it may have: unsubscribe from some first");
+            let message = format!("{owner} has reached its limit of {max} subscriptions; unsubscribe from some first");
             RequestError::new(Code::RateLimited, message)
         };
         let acquire = |count: &AtomicUsize, max| {

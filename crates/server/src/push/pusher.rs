@@ -1,7 +1,7 @@
 //! Moves pushes from the subscriptions of a connection to its WebSocket.
 //!
-//! A [`Pusher`] belongs to the actor of the connection, and all its work is done on the actor's task. Other threads reach it only
-//! through the [`SocketSink`], which notes the subscriptions to be polled and wakes the actor.
+//! A [`Pusher`] is owned by the actor of the connection and runs on its task. Other threads reach it only through the
+//! [`SocketSink`], which collects the subscriptions to be polled and wakes the actor.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use tidewire_conn::{MemoryHold, PushError, PushHandle, PushPolicy, PushPriority,
 use tidewire_live::Mode;
 use tokio::time::Instant;
 
-use super::flow::{Buffer, Decision, Flow, Health};
+use super::flow::{Buffer, PushDecision, Flow, ConsumerHealth};
 use super::sink::PushSink;
 use super::subscription::Subscription;
 use crate::protocol::disconnect::Disconnect;
@@ -24,7 +24,7 @@ use crate::session::connection::Connection;
 #[derive(Debug)]
 pub(crate) struct SocketSink {
     handle: PushHandle<Message>,
-    /// Subscriptions to be polled, each once.
+    /// The subscriptions to be polled, without duplicates.
     ready: Mutex<Vec<u64>>,
 }
 
@@ -37,7 +37,7 @@ impl SocketSink {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an empty list back, so that the next wake need not allocate one.
+    /// Returns an empty vector for reuse, so that the next wake-up does not allocate.
     fn recycle(&self, empty: Vec<u64>) {
         let mut ready = self.ready();
         if ready.capacity() == 0 {
@@ -45,7 +45,7 @@ impl SocketSink {
         }
     }
 
-    /// Bytes of pushes that wait to be sent.
+    /// Returns the bytes of queued pushes.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.handle.queued_bytes()
     }
@@ -71,7 +71,7 @@ impl PushSink for SocketSink {
 
     fn close(&self, disconnect: Disconnect) {
         if disconnect == Disconnect::SESSION_REVOKED {
-            // If there is no room for the notice, the close code still says why.
+            // If the queue is full, the close code still has the reason.
             let _ = self.handle.try_push(notice::session_revoked(), PushPriority::High, PushPolicy::DropIfFull);
         }
         self.handle.close(Some(disconnect.frame()));
@@ -83,39 +83,39 @@ impl PushSink for SocketSink {
 pub(crate) struct Pusher {
     sink: Arc<SocketSink>,
     flow: Flow,
-    /// Bytes of pushes that may wait.
+    /// Limit of the bytes of queued pushes.
     limit: usize,
-    /// The last messages of subscriptions that have ended, which the buffer has no room for. One per subscription at most.
-    ends: VecDeque<Message>,
-    /// The last request that may have caused pushes, until it is answered: its reply comes before them.
+    /// The last messages of ended subscriptions that do not fit in the buffer. At most one per subscription.
+    end_messages: VecDeque<Message>,
+    /// The last unanswered request that may cause pushes. Its reply is sent before them.
     ///
-    /// Replies and pushes reach the actor by different paths. But a request is handled before its effect is visible, so every push
-    /// that shows the effect finds the ticket here. A push may also wait for a write that did not cause it. That delays it a little,
-    /// and no commit has to be traced back to its connection.
+    /// Replies and pushes reach the actor on different paths. A request is handled before its effect is visible, so every push that
+    /// contains the effect finds the ticket here. A push may also wait for a write that did not cause it. This short delay avoids
+    /// tracing each commit back to its connection.
     cause: Option<ReplyTicket>,
 }
 
 impl Pusher {
     pub(crate) fn new(sink: Arc<SocketSink>, limit: usize) -> Self {
-        Self { sink, flow: Flow::default(), limit, ends: VecDeque::new(), cause: None }
+        Self { sink, flow: Flow::default(), limit, end_messages: VecDeque::new(), cause: None }
     }
 
     pub(crate) fn queued_bytes(&self) -> usize {
         self.sink.queued_bytes()
     }
 
-    /// Lets pushes wait for the reply to this request.
-    pub(crate) fn tie(&mut self, ticket: ReplyTicket) {
+    /// Delays pushes until the reply to this request is sent.
+    pub(crate) fn hold_until_reply(&mut self, ticket: ReplyTicket) {
         self.cause = Some(ticket);
     }
 
-    /// The request whose reply pushes wait for.
+    /// Returns the request whose reply is sent before pushes.
     pub(crate) fn cause(&self) -> Option<ReplyTicket> {
         self.cause
     }
 
-    /// Lets pushes wait no longer.
-    pub(crate) fn untie(&mut self) {
+    /// Stops delaying pushes.
+    pub(crate) fn release(&mut self) {
         self.cause = None;
     }
 
@@ -123,9 +123,9 @@ impl Pusher {
         Buffer { queued: self.sink.queued_bytes(), limit: self.limit, sent }
     }
 
-    /// Polls the subscriptions that are ready, and pushes what they have. `sent` are the bytes that the client has taken so far.
-    /// Returns whether the client reads, as [`check`](Self::check) does.
-    pub(crate) fn deliver(&mut self, connection: &Connection, sent: u64) -> Health {
+    /// Polls the ready subscriptions and pushes their results. `sent` is the number of bytes sent to the client so far. Returns
+    /// whether the client reads, like [`check`](Self::check).
+    pub(crate) fn deliver(&mut self, connection: &Connection, sent: u64) -> ConsumerHealth {
         let mut ready = std::mem::take(&mut *self.sink.ready());
         for number in ready.drain(..) {
             match connection.subscription(number) {
@@ -134,8 +134,8 @@ impl Pusher {
             }
         }
         self.sink.recycle(ready);
-        if self.flow.is_open() && self.ends.is_empty() {
-            return Health::Reading;
+        if self.flow.is_open() && self.end_messages.is_empty() {
+            return ConsumerHealth::Reading;
         }
         self.refresh(connection, sent);
         self.check(connection, sent, Instant::now())
@@ -150,7 +150,7 @@ impl Pusher {
                     let is_delta = subscription.mode == Mode::Delta;
                     let others = if is_delta { self.queued_bytes() } else { self.queued_bytes_besides(number) };
                     let decision = self.flow.offer(number, body.body().len(), others, self.limit);
-                    if decision == Decision::Push {
+                    if decision == PushDecision::Push {
                         match self.push(subscription, push::message(number, body)) {
                             Ok(()) => continue,
                             Err(PushError::QueueFull) => {}
@@ -159,18 +159,18 @@ impl Pusher {
                     }
                     connection.server.counters.held_back.fetch_add(1, Relaxed);
                     self.flow.pause(number, self.buffer(sent), Instant::now());
-                    // Polled once more, so that it wakes this connection when it is refreshed or ends.
+                    // Polled once more by the loop, so that it wakes this connection when it is refreshed or ends.
                     subscription.pause();
                 }
                 Poll::Ready(Err(error)) => {
                     self.flow.remove(number);
                     connection.forget(number);
-                    // An older result must not come after the end.
+                    // An older result must not follow the end message.
                     self.sink.take_back(number);
                     if subscription.is_extended {
                         let body = push::end_body(&error, connection.server.options.expose_error_details);
-                        self.ends.push_back(push::message(number, body));
-                        self.push_ends();
+                        self.end_messages.push_back(push::message(number, body));
+                        self.push_end_messages();
                     }
                     return;
                 }
@@ -178,16 +178,16 @@ impl Pusher {
         }
     }
 
-    /// Pushes the last messages of subscriptions that have ended, as far as there is room.
-    fn push_ends(&mut self) {
-        while let Some(message) = self.ends.pop_front() {
-            if self.push_end(message.clone()) == Err(PushError::QueueFull) {
-                return self.ends.push_front(message);
+    /// Pushes the last messages of ended subscriptions until the queue is full.
+    fn push_end_messages(&mut self) {
+        while let Some(message) = self.end_messages.pop_front() {
+            if self.push_end_message(message.clone()) == Err(PushError::QueueFull) {
+                return self.end_messages.push_front(message);
             }
         }
     }
 
-    /// Bytes that wait to be sent, but for the unsent result of a subscription.
+    /// Returns the bytes of queued pushes, without the unsent result of a subscription.
     fn queued_bytes_besides(&self, number: u64) -> usize {
         self.sink.handle.queued_bytes_except(Slot(number))
     }
@@ -203,7 +203,7 @@ impl Pusher {
     }
 
     /// Pushes the last message of a subscription.
-    fn push_end(&self, message: Message) -> Result<(), PushError> {
+    fn push_end_message(&self, message: Message) -> Result<(), PushError> {
         let (priority, policy) = (PushPriority::Low, PushPolicy::ReturnErrorIfFull);
         match self.cause {
             Some(ticket) => self.sink.handle.after(ticket).try_push(message, priority, policy),
@@ -211,9 +211,9 @@ impl Pusher {
         }
     }
 
-    /// Pushes what has waited for room: the newest result of a subscription that is behind.
+    /// Pushes pending end messages, and requests the newest result of a subscription that is behind, if the buffer has drained.
     pub(crate) fn refresh(&mut self, connection: &Connection, sent: u64) {
-        self.push_ends();
+        self.push_end_messages();
         while let Some(number) = self.flow.next_refresh(self.buffer(sent)) {
             match connection.subscription(number) {
                 Some(subscription) => return subscription.refresh(&connection.server),
@@ -222,16 +222,16 @@ impl Pusher {
         }
     }
 
-    /// Looks whether the client reads. Disconnects one that does not.
-    pub(crate) fn check(&mut self, connection: &Connection, sent: u64, now: Instant) -> Health {
+    /// Checks whether the client reads, and disconnects a slow consumer.
+    pub(crate) fn check(&mut self, connection: &Connection, sent: u64, now: Instant) -> ConsumerHealth {
         let health = self.flow.check(self.buffer(sent), now);
-        if health == Health::Stalled {
-            self.disconnect_slow(connection);
+        if health == ConsumerHealth::Stalled {
+            self.disconnect_slow_consumer(connection);
         }
         health
     }
 
-    fn disconnect_slow(&self, connection: &Connection) {
+    fn disconnect_slow_consumer(&self, connection: &Connection) {
         let buffered_bytes = self.queued_bytes();
         if connection.close(Disconnect::SLOW_CONSUMER) {
             connection.server.counters.slow_consumers.fetch_add(1, Relaxed);

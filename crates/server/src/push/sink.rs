@@ -1,4 +1,4 @@
-//! Where the pushes of a connection go.
+//! The destination of the pushes of a connection.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use tidewire_conn::MemoryHold;
 
 use crate::protocol::disconnect::Disconnect;
 
-/// The transport of a connection, as its subscriptions and the request path see it.
+/// The transport of a connection, as used by its subscriptions and by the request path.
 ///
-/// All calls come from any thread and return at once. Pushes are not handed in: the owner of the sink takes them, by
-/// [`poll_push`](super::subscription::Subscription::poll_push), when it has been woken.
+/// All methods may be called from any thread and do not block. Pushes are not passed to the sink: its owner pulls them with
+/// [`poll_push`](super::subscription::Subscription::poll_push) after a wake-up.
 pub(crate) trait PushSink: fmt::Debug + Send + Sync {
     /// Asks the owner to poll a subscription.
     fn wake(&self, subscription: u64);
 
-    /// Drops the unsent pushes of a subscription that has ended, or whose rows have changed. Returns whether there were any.
+    /// Drops the unsent pushes of a subscription that has ended or whose visible rows have changed. Returns whether there were any.
     fn take_back(&self, subscription: u64) -> bool;
 
-    /// Records memory that is kept on behalf of the connection, until the result is dropped. None if the transport has no limit.
+    /// Charges memory to the connection until the returned guard is dropped. Returns `None` if the transport has no memory limit.
     fn hold(&self, bytes: usize) -> Option<MemoryHold>;
 
-    /// Ends the connection.
+    /// Closes the connection.
     fn close(&self, disconnect: Disconnect);
 }

@@ -1,8 +1,8 @@
 //! A subscription of a connection: turns the events of a live query into pushes.
 //!
-//! A subscription has no task: an idle one costs a few hundred bytes. The live thread, or the thread of programmatic queries, wakes it; it asks the sink of its
-//! connection to have it polled, and the owner of the sink polls it. So one slow or stalled client costs the live thread nothing,
-//! and all that is queued for a connection is queued by its owner.
+//! A subscription has no task, so an idle one uses only a few hundred bytes. When the live thread or the thread of programmatic
+//! queries wakes it, it wakes the sink of its connection, and the owner of the sink polls it. So a slow client costs the live
+//! thread nothing, and only the owner of a connection adds to its queue.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -32,11 +32,11 @@ pub(crate) enum QuerySource {
         name: Box<str>,
         /// The bucket that it reads.
         bucket: Box<str>,
-        /// A list, since it takes less memory than a map: it is read only when the login of the connection changes.
+        /// A slice, which uses less memory than a map. It is read only when the login of the connection changes.
         params: Box<[(String, Json)]>,
     },
     Inline(Box<Query>),
-    /// A query in code of the embedding program.
+    /// A query implemented by the embedding program.
     Programmatic {
         name: Box<str>,
         params: Box<Map<String, Json>>,
@@ -44,7 +44,7 @@ pub(crate) enum QuerySource {
 }
 
 impl QuerySource {
-    /// The name of the query, if it has one.
+    /// Returns the name of the query, if it has one.
     pub(crate) fn name(&self) -> Option<&str> {
         match self {
             Self::Named { name, .. } | Self::Programmatic { name, .. } => Some(name),
@@ -60,7 +60,7 @@ pub(crate) struct Subscription {
     pub(crate) number: u64,
     pub(crate) source: QuerySource,
     pub(crate) mode: Mode,
-    /// Whether the client opted in to positions and to a last push that says why the subscription has ended.
+    /// Whether the client opted in to positions and to a last push with the reason for the end.
     pub(crate) is_extended: bool,
     sink: Arc<dyn PushSink>,
     feed: Mutex<Feed>,
@@ -69,25 +69,25 @@ pub(crate) struct Subscription {
 #[derive(Debug)]
 struct Feed {
     events: Events,
-    /// Returned when the subscription ends, even while it is still referenced.
+    /// Released when the subscription ends, even if it is still referenced.
     permit: Option<SubscriptionPermit>,
-    /// The rows that the subscriber may see; none for all.
+    /// The filter of the rows that the subscriber may see; `None` for all rows.
     row_filter: Option<Box<Filter>>,
 }
 
-/// Where the events of a subscription come from.
+/// The source of the events of a subscription.
 #[derive(Debug)]
 enum Events {
     Live(LiveSubscription),
-    /// The login of the connection has changed, and the query is evaluated for the new one.
+    /// The login of the connection has changed, and the query is being evaluated for the new one.
     Reopening(Reopening),
     Programmatic(Box<Programmatic>),
-    /// It has ended, and its owner has yet to be told why.
+    /// Ended; the reason has not been delivered yet.
     Ending(Box<RequestError>),
     Ended,
 }
 
-/// A subscription that is opened anew: its events, and the rows that the subscriber may see; none for all.
+/// The evaluation of a query for a new login: the live subscription, and the filter of the rows that the subscriber may see.
 pub(crate) struct Reopening(Pin<Box<ReopeningFuture>>);
 
 type ReopeningFuture = dyn Future<Output = Result<(LiveSubscription, Option<Filter>), RequestError>> + Send;
@@ -109,7 +109,7 @@ impl fmt::Debug for Reopening {
 /// The results of a programmatic query.
 #[derive(Debug)]
 struct Programmatic {
-    /// The number of the login that results are for. Others are ignored.
+    /// The generation of the current login. Results for other generations are ignored.
     login: u64,
     /// The last result that was pushed or sent in the reply.
     last: Bytes,
@@ -117,7 +117,7 @@ struct Programmatic {
     is_paused: bool,
 }
 
-/// What a subscription starts with.
+/// The parameters of a new subscription.
 pub(crate) struct Opening {
     pub(crate) number: u64,
     pub(crate) source: QuerySource,
@@ -132,7 +132,7 @@ impl Subscription {
         Self::new(opening, connection, Events::Live(events))
     }
 
-    /// A subscription to a programmatic query whose first result was `last`.
+    /// Creates a subscription to a programmatic query. `last` is its first result.
     pub(crate) fn programmatic(opening: Opening, connection: &Connection, last: Bytes) -> Arc<Self> {
         let results = Programmatic { login: 0, last, next: None, is_paused: false };
         Self::new(opening, connection, Events::Programmatic(Box::new(results)))
@@ -149,8 +149,8 @@ impl Subscription {
         self.feed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The body of the next push, or the reason why there are no more. When it is pending, the sink of the connection is woken when
-    /// there is one.
+    /// Polls for the body of the next push. An error is the reason for the end of the subscription. If it returns `Pending`, the sink
+    /// of the connection is woken when a push is available.
     pub(crate) fn poll_push(self: &Arc<Self>, connection: &Connection) -> Poll<Result<Text, RequestError>> {
         let mut feed = self.feed();
         let waker = Waker::from(Arc::clone(self));
@@ -171,8 +171,8 @@ impl Subscription {
                     feed.row_filter = row_filter.map(Box::new);
                     feed.events = Events::Live(events);
                     match first {
-                        First::Snapshot(whole) => self.encode(connection, &Event::Snapshot { result: whole, mark }),
-                        // It was opened without a position.
+                        First::Snapshot(result) => self.encode(connection, &Event::Snapshot { result, mark }),
+                        // Unreachable: without a position the first result is a snapshot.
                         _ => Err(RequestError::new(Code::InternalError, "Internal server error")),
                     }
                 }
@@ -205,7 +205,7 @@ impl Subscription {
                 let encoded = delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?;
                 (mark, PushLayout::Plain, encoded)
             }
-            // A result that is no value.
+            // An aggregate without a value.
             Event::Snapshot { mark, .. } => (mark, PushLayout::Plain, Bytes::new()),
             _ => return Err(RequestError::new(Code::InternalError, "Internal server error")),
         };
@@ -225,7 +225,7 @@ impl Subscription {
         Ok(push::body(&computed.json, PushLayout::Plain, position.as_deref()))
     }
 
-    /// Drops the events that wait, and stops delivery, until the subscription is [refreshed](Self::refresh).
+    /// Drops pending events and stops delivery until the subscription is [refreshed](Self::refresh).
     pub(crate) fn pause(&self) {
         match &mut self.feed().events {
             Events::Live(events) => events.pause(),
@@ -234,24 +234,24 @@ impl Subscription {
         }
     }
 
-    /// Asks for the newest result as a whole, and lets events go on.
+    /// Requests a snapshot of the newest result and resumes delivery.
     pub(crate) fn refresh(&self, server: &Arc<ServerState>) {
         let mut feed = self.feed();
         match &mut feed.events {
             Events::Live(events) => events.refresh(),
             Events::Programmatic(results) => {
-                // The next result is pushed even if it equals the last one, which the client may not have got.
+                // The next result is pushed even if it equals the last one, which the client may not have received.
                 (results.last, results.is_paused) = (Bytes::new(), false);
                 drop(feed);
                 server.compute_later(self.number);
             }
-            // One that is reopened begins with the whole result.
+            // A reopened subscription starts with a snapshot anyway.
             Events::Reopening(_) | Events::Ending(_) | Events::Ended => {}
         }
     }
 
-    /// Takes in a result of a programmatic query for this login, unless it is the same as the last one.
-    pub(crate) fn compute(self: &Arc<Self>, login: u64, computed: Result<Computed, RequestError>) {
+    /// Accepts a result of a programmatic query for a login generation, unless it equals the last one.
+    pub(crate) fn accept_result(self: &Arc<Self>, login: u64, computed: Result<Computed, RequestError>) {
         let mut feed = self.feed();
         let Events::Programmatic(results) = &mut feed.events else { return };
         if results.login != login {
@@ -270,39 +270,40 @@ impl Subscription {
         self.wake_by_ref();
     }
 
-    /// Whether it shows these rows; none for all. One that is being reopened does not show them yet, and does so for its caller.
-    pub(crate) fn shows(&self, row_filter: Option<&Filter>) -> bool {
+    /// Returns whether the subscription already has this row filter. False while it is being reopened, because that evaluation is for
+    /// another caller.
+    pub(crate) fn has_row_filter(&self, row_filter: Option<&Filter>) -> bool {
         let feed = self.feed();
         feed.row_filter.as_deref() == row_filter && !matches!(feed.events, Events::Reopening(_))
     }
 
-    /// Begins anew with other events, of which the first is the whole result. Called by the owner of the sink, so nothing is polled
-    /// meanwhile.
+    /// Replaces the source of events; the first new event is a snapshot. Called by the owner of the sink, so it is not polled
+    /// concurrently.
     pub(crate) fn reopen(self: &Arc<Self>, reopening: Reopening, row_filter: Option<Filter>) {
         let mut feed = self.feed();
         if matches!(feed.events, Events::Ending(_) | Events::Ended) {
             return;
         }
         feed.row_filter = row_filter.map(Box::new);
-        let before = std::mem::replace(&mut feed.events, Events::Reopening(reopening));
+        let previous = std::mem::replace(&mut feed.events, Events::Reopening(reopening));
         drop(feed);
-        drop(before);
+        drop(previous);
         self.sink.take_back(self.number);
         self.wake_by_ref();
     }
 
-    /// Ignores the results of a programmatic query that are not for this login. It is to be computed again.
+    /// Sets the login generation of a programmatic query, which must be computed again. Results for others are ignored.
     pub(crate) fn change_login(&self, login: u64) {
         let mut feed = self.feed();
         let Events::Programmatic(results) = &mut feed.events else { return };
         (results.login, results.next) = (login, None);
         if self.sink.take_back(self.number) {
-            // The client has not got the last result, so the next one is pushed even if it is the same.
+            // The client has not received the last result, so the next one is pushed even if it is equal.
             results.last = Bytes::new();
         }
     }
 
-    /// Ends the subscription for a reason, which its owner learns when it polls.
+    /// Ends the subscription with an error, which the next poll returns.
     pub(crate) fn end(self: &Arc<Self>, error: RequestError) {
         let mut feed = self.feed();
         if matches!(feed.events, Events::Ending(_) | Events::Ended) {
@@ -316,21 +317,21 @@ impl Subscription {
         self.wake_by_ref();
     }
 
-    /// Ends the subscription without a word: the client asked for it, or has gone.
+    /// Ends the subscription without a last push: the client has unsubscribed or disconnected.
     pub(crate) fn cancel(&self) {
         // The lock is released before the events are dropped.
         let events = self.feed().close();
         drop(events);
     }
 
-    /// Whether no more results are wanted.
+    /// Returns whether the subscription has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.feed().events, Events::Ending(_) | Events::Ended)
     }
 }
 
 impl Feed {
-    /// Ends the feed and returns the permit.
+    /// Ends the feed and releases the permit. Returns the events, to be dropped after the lock is released.
     fn close(&mut self) -> Events {
         self.permit = None;
         std::mem::replace(&mut self.events, Events::Ended)
@@ -357,14 +358,14 @@ fn check(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
     if data.len() > max { Err(RequestError::too_large(max)) } else { Ok(()) }
 }
 
-/// The body of a push. Subscribers of one query, which are polled one after the other, share it: each thread keeps the last one, which
-/// is at most one result.
+/// Returns the body of a push. Subscribers of one query are polled one after another and share the body: each thread caches the last
+/// one.
 fn shared_body(data: &Bytes, layout: PushLayout, mark: Option<Mark>) -> Text {
     thread_local! {
-        static LAST: RefCell<Option<Shared>> = const { RefCell::new(None) };
+        static LAST: RefCell<Option<CachedBody>> = const { RefCell::new(None) };
     }
-    struct Shared {
-        /// Kept, so that no other data can have its address.
+    struct CachedBody {
+        /// Kept alive, so that no other data can have the same address.
         data: Bytes,
         layout: PushLayout,
         mark: Option<Mark>,
@@ -381,7 +382,7 @@ fn shared_body(data: &Bytes, layout: PushLayout, mark: Option<Mark>) -> Text {
         }
         let position = mark.map(|mark| mark.to_string());
         let body = push::body(data, layout, position.as_deref());
-        *last = Some(Shared { data: data.clone(), layout, mark, body: body.clone() });
+        *last = Some(CachedBody { data: data.clone(), layout, mark, body: body.clone() });
         body
     })
 }

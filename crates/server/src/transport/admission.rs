@@ -1,55 +1,55 @@
-//! The place of a socket in the limits of its address, from its acceptance to its end.
+//! Admission of sockets by the limits of their address.
 //!
-//! A socket is counted once: the permit that it gets when it is accepted goes on to its WebSocket connection.
+//! A socket is counted once: the permit that it acquires when it is accepted moves to its WebSocket connection.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::session::address_limit::{AddressLimit, AddressPermit};
 
-/// Sockets above the limit of an address that may send one request, so that they can be told why they are refused: a WebSocket client
-/// by a close frame, any other by a response. Further ones are refused at once.
-const MAX_REFUSED_PER_ADDRESS: usize = 64;
+/// Number of sockets above the limit of an address that may still send one request, so that they receive the reason: a WebSocket
+/// client as a close frame, any other as a response. Further sockets are closed immediately.
+const MAX_REJECTED_PER_ADDRESS: usize = 64;
 
-/// The limit of sockets of one address.
+/// The limit of sockets per address.
 #[derive(Debug, Clone)]
 pub(super) struct SocketLimit {
-    /// None if there is no limit.
+    /// `None` means unlimited.
     limits: Option<Limits>,
 }
 
 #[derive(Debug, Clone)]
 struct Limits {
     sockets: Arc<AddressLimit>,
-    refused: Arc<AddressLimit>,
+    rejected: Arc<AddressLimit>,
 }
 
-/// An accepted socket, as its address counts it. A clone is the same socket.
+/// The permit of an accepted socket. Clones share the permit.
 #[derive(Debug, Clone)]
 pub(super) enum SocketPermit {
-    /// It is within the limit. None if there is no limit.
+    /// Within the limit; `None` if there is no limit.
     Within(Option<AddressPermit>),
-    /// The address has as many sockets as it may have.
-    Above { sockets: Arc<AddressLimit>, _refused: AddressPermit },
-    /// It comes from a trusted proxy, whose clients are counted with each request. None if there is no limit.
+    /// Above the limit of the address.
+    Above { sockets: Arc<AddressLimit>, _rejected: AddressPermit },
+    /// From a trusted proxy, whose clients are counted per request; `None` if there is no limit.
     Proxy(Option<Arc<AddressLimit>>),
 }
 
-/// The address has as many sockets as it may have.
+/// The limit of sockets of an address is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooManySockets;
 
-/// The permits of a connection, which its protocol gets when it begins.
+/// The permits of a connection.
 #[derive(Debug)]
 pub(super) struct Admission {
-    /// For its socket. None if sockets have no limit.
+    /// The permit of the socket; `None` if sockets are not limited.
     pub(super) socket: Option<AddressPermit>,
-    /// Until its first login. None if no login is required.
+    /// Held until the first login; `None` if no login is required.
     pub(super) before_login: Option<AddressPermit>,
 }
 
 impl Admission {
-    /// Whether there is nothing to be held.
+    /// Returns whether it holds no permit.
     pub(super) fn is_empty(&self) -> bool {
         self.socket.is_none() && self.before_login.is_none()
     }
@@ -58,28 +58,28 @@ impl Admission {
 impl SocketLimit {
     pub(super) fn new(max: Option<usize>) -> Self {
         let limits =
-            |max| Limits { sockets: AddressLimit::new(max), refused: AddressLimit::new(MAX_REFUSED_PER_ADDRESS) };
+            |max| Limits { sockets: AddressLimit::new(max), rejected: AddressLimit::new(MAX_REJECTED_PER_ADDRESS) };
         Self { limits: max.map(limits) }
     }
 
-    /// Counts a socket. None if it is to be closed at once.
+    /// Counts a socket. Returns `None` if it must be closed immediately.
     pub(super) fn accept(&self, address: IpAddr) -> Option<SocketPermit> {
-        let Some(Limits { sockets, refused }) = &self.limits else { return Some(SocketPermit::Within(None)) };
+        let Some(Limits { sockets, rejected }) = &self.limits else { return Some(SocketPermit::Within(None)) };
         if let Some(permit) = sockets.admit(address) {
             return Some(SocketPermit::Within(Some(permit)));
         }
-        refused.admit(address).map(|permit| SocketPermit::Above { sockets: Arc::clone(sockets), _refused: permit })
+        rejected.admit(address).map(|permit| SocketPermit::Above { sockets: Arc::clone(sockets), _rejected: permit })
     }
 
-    /// Accepts a socket of a trusted proxy, which is not limited by its own address.
+    /// Accepts a socket of a trusted proxy, whose own address is not limited.
     pub(super) fn accept_proxy(&self) -> SocketPermit {
         SocketPermit::Proxy(self.limits.as_ref().map(|limits| Arc::clone(&limits.sockets)))
     }
 }
 
 impl SocketPermit {
-    /// Admits a request of a client on this socket. One that was accepted above the limit is admitted if another socket of its address has been
-    /// closed meanwhile.
+    /// Admits a request on this socket. A socket that was accepted above the limit is admitted if another socket of its address has
+    /// been closed since.
     pub(super) fn admit(&self, address: IpAddr) -> Result<Option<AddressPermit>, TooManySockets> {
         match self {
             Self::Within(permit) => Ok(permit.clone()),

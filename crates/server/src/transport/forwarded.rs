@@ -1,8 +1,8 @@
-//! The client that a trusted proxy names: `Forwarded` (RFC 7239), `X-Forwarded-For` and `X-Forwarded-Host`.
+//! The forwarding headers of trusted proxies: `Forwarded` (RFC 7239), `X-Forwarded-For` and `X-Forwarded-Host`.
 //!
-//! Every proxy appends the address of its own peer. Lists are read from the end, and the first address that is not a trusted proxy is
-//! the client: anything before it was written by the client and could be invented, so it does not matter. A proxy that sets one
-//! of the two headers usually passes the other one on as the client sent it. If both are present they must agree.
+//! Every proxy appends the address of its peer. Lists are read from the end, and the first address that is not a trusted proxy is
+//! the client. Anything before it was sent by the client, may be forged, and is ignored. A proxy that sets one of the two headers
+//! usually passes the other one through unchanged, so if both are present, they must agree.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,10 +14,10 @@ use crate::Network;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// The longest port of a node. It may be a number or an obfuscated name.
+/// Limit of the port of a node, which may be a number or an obfuscated name.
 const MAX_PORT_BYTES: usize = 32;
 
-/// What the proxies in front of the server say of a request. `None` if they do not say it.
+/// The client and host of a request according to trusted proxies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Forwarded {
     pub(super) client: Option<IpAddr>,
@@ -25,23 +25,23 @@ pub(super) struct Forwarded {
     pub(super) host: Option<String>,
 }
 
-/// Why the headers of a trusted proxy do not name the client.
+/// Why the forwarding headers of a trusted proxy are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ForwardedError {
-    #[error("{header} is malformed or does not name the client by its address: {value}")]
+    #[error("{header} is malformed or has no client address: {value}")]
     Invalid { header: HeaderName, value: String },
     #[error(
-        "forwarded and x-forwarded-for name different clients, {one} and {other}; the proxy must remove the header that it does not set"
+        "forwarded and x-forwarded-for have different client addresses, {one} and {other}; the proxy must remove the header that it does not set"
     )]
     Contradiction { one: IpAddr, other: IpAddr },
 }
 
-/// Whether a request has headers of a proxy.
+/// Returns whether a request has forwarding headers.
 pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
     [header::FORWARDED, X_FORWARDED_FOR, X_FORWARDED_HOST].iter().any(|name| headers.contains_key(name))
 }
 
-/// Reads the headers of a request that came from a trusted proxy.
+/// Reads the forwarding headers of a request from a trusted proxy.
 pub(super) fn read(headers: &HeaderMap, trusted: &[Network]) -> Result<Forwarded, ForwardedError> {
     let standard = client(headers, &header::FORWARDED, trusted, |line| Pairs(line).elements())?;
     let customary = client(headers, &X_FORWARDED_FOR, trusted, |line| {
@@ -61,13 +61,13 @@ pub(super) fn read(headers: &HeaderMap, trusted: &[Network]) -> Result<Forwarded
     Ok(Forwarded { client, host })
 }
 
-/// Whether an address is one of the trusted proxies.
+/// Returns whether an address belongs to a trusted proxy.
 pub(super) fn is_trusted(trusted: &[Network], address: IpAddr) -> bool {
     trusted.iter().any(|network| network.contains(address))
 }
 
-/// Returns the address and the host of the last element that is not a trusted proxy, or of the first one if all of them are. What
-/// comes before it may be anything.
+/// Returns the address and host of the last element that is not a trusted proxy, or of the first element if all are trusted. Elements
+/// before it are not validated.
 fn client(
     headers: &HeaderMap,
     name: &HeaderName,
@@ -90,7 +90,7 @@ fn client(
     Ok(farthest)
 }
 
-/// Returns the last `X-Forwarded-Host`, which the nearest proxy has written.
+/// Returns the last `X-Forwarded-Host`, which was set by the nearest proxy.
 fn last_host(headers: &HeaderMap) -> Result<Option<String>, ForwardedError> {
     let Some(line) = headers.get_all(X_FORWARDED_HOST).iter().next_back() else { return Ok(None) };
     match std::str::from_utf8(line.as_bytes()) {
@@ -99,8 +99,8 @@ fn last_host(headers: &HeaderMap) -> Result<Option<String>, ForwardedError> {
     }
 }
 
-/// Parses the address of a node: `192.0.2.1`, `192.0.2.1:80`, `[2001:db8::1]` or `[2001:db8::1]:80`, and IPv6 without brackets, as
-/// `X-Forwarded-For` has it.
+/// Parses the address of a node: `192.0.2.1`, `192.0.2.1:80`, `[2001:db8::1]`, `[2001:db8::1]:80`, or IPv6 without brackets as in
+/// `X-Forwarded-For`.
 fn address(node: &str) -> Option<IpAddr> {
     if let Ok(address) = node.parse::<IpAddr>() {
         return Some(address.to_canonical());
@@ -119,16 +119,16 @@ fn address(node: &str) -> Option<IpAddr> {
     (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(address)
 }
 
-/// What one proxy has said.
+/// The element of one proxy.
 #[derive(Default)]
 struct Element {
-    /// Its peer.
+    /// The peer of the proxy.
     node: Option<String>,
-    /// The host that the peer asked for.
+    /// The host that the peer requested.
     host: Option<String>,
 }
 
-/// The rest of a `Forwarded` line.
+/// The unparsed rest of a `Forwarded` header.
 struct Pairs<'l>(&'l str);
 
 impl Pairs<'_> {
@@ -166,7 +166,7 @@ impl Pairs<'_> {
                 "host" => Some(&mut element.host),
                 _ => None,
             };
-            // A name may stand in an element only once.
+            // A name may occur only once in an element.
             if let Some(known) = known
                 && known.replace(value).is_some()
             {
@@ -181,7 +181,7 @@ impl Pairs<'_> {
 
     fn value(&mut self) -> Option<String> {
         if !self.skip('"') {
-            // Strictly, a value with a colon or a bracket must be quoted. Some proxies do not quote it.
+            // RFC 7239 requires quotes around a value with a colon or bracket, but some proxies omit them.
             return self.token(|c| is_token_character(c) || ":[]".contains(c)).map(str::to_owned);
         }
         let mut value = String::new();
@@ -248,16 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_the_last_address_that_is_not_trusted() {
+    fn client_is_the_last_untrusted_address() {
         for (values, client) in [
             (&["192.0.2.1"][..], "192.0.2.1"),
             (&["192.0.2.1, 10.0.0.1,10.0.0.2"], "192.0.2.1"),
             (&["203.0.113.9, 192.0.2.1, 10.0.0.1"], "192.0.2.1"),
             (&["203.0.113.9", "192.0.2.1", "10.0.0.1"], "192.0.2.1"),
-            // What the client has sent itself does not matter.
+            // Elements sent by the client are ignored.
             (&["unknown, ;\"=, , 192.0.2.1"], "192.0.2.1"),
             (&["?", "192.0.2.1"], "192.0.2.1"),
-            // Only proxies: the farthest one.
+            // Only proxies: the first one is used.
             (&["10.0.0.7, 10.0.0.1"], "10.0.0.7"),
             (&["192.0.2.1:4711"], "192.0.2.1"),
             (&["2001:db8::1"], "2001:db8::1"),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_host_counts() {
+    fn host_of_the_nearest_proxy_is_used() {
         for (value, host) in [("tide.example", "tide.example"), ("evil.example, tide.example:80", "tide.example:80")] {
             let lines = [("X-Forwarded-Host", value), ("X-Forwarded-For", "192.0.2.1")];
             assert_eq!(read_from(&lines), Ok(forwarded("192.0.2.1", Some(host))));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_headers_name_nobody() {
+    fn malformed_headers_are_rejected() {
         for (name, value) in [
             ("X-Forwarded-For", "unknown"),
             ("X-Forwarded-For", "192.0.2.1, unknown"),
@@ -332,7 +332,7 @@ mod tests {
             ("Forwarded", "for=\"192.0.2.1"),
             ("Forwarded", "for=\"192.0.2.1\\"),
             ("Forwarded", "for=\"192.0.2.1\"x"),
-            // A quote of the client that swallows the element of the proxy.
+            // An unbalanced quote of the client that swallows the element of the proxy.
             ("Forwarded", "for=203.0.113.9;x=\", for=192.0.2.1"),
             ("Forwarded", "for=203.0.113.9, x=\", for=\"[2001:db8::1]\""),
         ] {
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A proxy that sets one header passes the other one on.
+    /// A proxy that sets one header passes the other one through.
     #[test]
     fn both_headers_must_agree() {
         let both = |one, other| read_from(&[("Forwarded", one), ("X-Forwarded-For", other)]);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_say_nothing_count_as_absent() {
+    fn empty_headers_are_treated_as_absent() {
         assert_eq!(read_from(&[]), Ok(Forwarded::default()));
         assert_eq!(read_from(&[("Forwarded", ""), ("X-Forwarded-For", " , ")]), Ok(Forwarded::default()));
         assert_eq!(read_from(&[("Forwarded", ""), ("X-Forwarded-For", "192.0.2.1")]), Ok(forwarded("192.0.2.1", None)));
@@ -364,9 +364,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a client sends, it cannot change which client the proxy names in a line of its own.
+        /// A client cannot influence the address that the proxy sends in a separate header line.
         #[test]
-        fn lines_of_the_client_do_not_matter(own in "[ -~]{0,80}", ip in any::<[u8; 4]>()) {
+        fn header_lines_of_the_client_are_ignored(own in "[ -~]{0,80}", ip in any::<[u8; 4]>()) {
             let client = Ipv4Addr::from(ip);
             prop_assume!(client.octets()[0] != 10);
             let name = client.to_string();
@@ -377,9 +377,9 @@ mod tests {
             prop_assert_eq!(read_from(&lines).unwrap().client, Some(client.into()));
         }
 
-        /// If the proxy appends to the same line, the client may make it unreadable, but not another client's.
+        /// If the proxy appends to the line of the client, the client can make it invalid but cannot forge an address.
         #[test]
-        fn a_line_that_the_client_began_names_the_client_or_nobody(own in "[ -~]{0,80}") {
+        fn client_cannot_forge_its_address_in_a_shared_line(own in "[ -~]{0,80}") {
             for line in [format!("{own}, 192.0.2.1"), format!("{own},192.0.2.1, 10.0.0.1")] {
                 let client = read_from(&[("X-Forwarded-For", &line)]).unwrap().client;
                 prop_assert_eq!(client, Some("192.0.2.1".parse().unwrap()));

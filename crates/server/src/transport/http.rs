@@ -1,7 +1,7 @@
-//! HTTP on the ports of the server: `/health`, `/metrics`, and the upgrade to a WebSocket.
+//! HTTP: `/health`, `/metrics` and the WebSocket upgrade.
 //!
-//! After the upgrade the bare stream, and the bytes that were already read from it, go to a connection actor, which owns the socket
-//! from then on. The buffers of HTTP are released.
+//! After the upgrade, the stream and the bytes already read from it are passed to a connection actor, which owns the socket from
+//! then on. The HTTP buffers are released.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -32,22 +32,22 @@ use crate::transport::forwarded::is_forwarded;
 use crate::transport::listener::{ListenerPhase, stopped};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::origin::{self, OriginRule};
-use crate::transport::source::{Forwarding, RequestSource, Source};
+use crate::transport::source::{Forwarding, RequestSource, SocketSource};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::transport::write_timeout::WriteTimeout;
 
-/// The longest head of a request, and the most bytes that are buffered of a socket before it is upgraded.
+/// Limit of a request head, and of the bytes that are buffered of a socket before its upgrade.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// How long a client that is not admitted has to read its close frame.
+/// Timeout of the close handshake with a rejected client.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many clients that are not admitted are sent a close frame at the same time. Others are disconnected without one.
+/// Limit of the concurrent close handshakes with rejected clients. Further clients are disconnected without a close frame.
 const MAX_CLOSING: usize = 256;
 
-/// A body that is complete.
+/// A complete body.
 type Body = Full<Bytes>;
 
-/// A response in place of an upgrade.
-type Refusal = Box<Response<Body>>;
+/// The response to a rejected request.
+type RejectResponse = Box<Response<Body>>;
 
 /// Serves HTTP on accepted streams.
 #[derive(Clone)]
@@ -56,23 +56,23 @@ pub(super) struct Http {
     supervisor: Supervisor<WebSocketProtocol>,
     pages: Pages,
     phase: watch::Receiver<ListenerPhase>,
-    /// Permits for clients that are sent a close frame.
+    /// Permits for close handshakes with rejected clients.
     closing: Arc<Semaphore>,
     log_limits: Arc<LogLimits>,
 }
 
-/// What is served on a port.
+/// The pages that a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// Everything: there is no port for administrators.
+    /// All pages and the WebSocket, because there is no admin listener.
     All,
-    /// The WebSocket, and whether the server works.
+    /// The WebSocket, and `/health` without details.
     Public,
-    /// The pages for administrators, and no WebSocket.
+    /// `/health` with details and `/metrics`, but no WebSocket.
     Admin,
 }
 
-/// The limits of log lines about requests, one for each kind.
+/// The rate limits of log lines about requests.
 #[derive(Default)]
 struct LogLimits {
     origin: LogLimit,
@@ -92,7 +92,7 @@ impl Http {
     }
 
     /// Serves HTTP/1.1 until the stream is closed or upgraded.
-    pub(super) async fn serve<S>(&self, stream: S, source: Source, socket: SocketPermit)
+    pub(super) async fn serve<S>(&self, stream: S, source: SocketSource, socket: SocketPermit)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -119,13 +119,13 @@ impl Http {
         }
     }
 
-    fn respond<S>(self, mut request: Request<Incoming>, source: Source, socket: &SocketPermit) -> Response<Body>
+    fn respond<S>(self, mut request: Request<Incoming>, source: SocketSource, socket: &SocketPermit) -> Response<Body>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let source = self.source_of(request.headers(), source);
-        if let Err(refusal) = self.check_origin(request.headers(), &source) {
-            return *refusal;
+        if let Err(response) = self.check_origin(request.headers(), &source) {
+            return *response;
         }
         let peer = source.client;
         let counted = socket.admit(peer.ip());
@@ -134,13 +134,13 @@ impl Http {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
                 checked => {
-                    return self.upgrade::<S>(&mut request, checked, peer, counted).unwrap_or_else(|refusal| *refusal);
+                    return self.upgrade::<S>(&mut request, checked, peer, counted).unwrap_or_else(|response| *response);
                 }
             }
         }
         if counted.is_err() {
             self.server.counters.refused_sockets.fetch_add(1, Relaxed);
-            return *refuse(plain(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
+            return *reject(plain(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
         }
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/health") => {
@@ -160,31 +160,31 @@ impl Http {
                 response
             }
             _ if self.pages == Pages::Public => {
-                plain(StatusCode::NOT_FOUND, "not found; this port answers /health, and WebSocket clients\n")
+                plain(StatusCode::NOT_FOUND, "not found; this port serves /health and WebSocket connections\n")
             }
-            _ => plain(StatusCode::NOT_FOUND, "not found; this server answers /health and /metrics\n"),
+            _ => plain(StatusCode::NOT_FOUND, "not found; this server serves /health and /metrics\n"),
         }
     }
 
-    /// Upgrades the connection to a WebSocket, or returns the response that refuses it. A client that is not admitted, because of its
-    /// address or of a shutdown, is upgraded all the same: only a close frame can tell a browser why.
+    /// Upgrades the connection to a WebSocket, or returns an error response. A client that is rejected because of its address or a
+    /// shutdown is upgraded nevertheless, because browsers expose the reason only from a close frame.
     fn upgrade<S>(
         self,
         request: &mut Request<Incoming>,
         checked: Result<String, ServerHandshakeError>,
         peer: SocketAddr,
         counted: Result<Option<AddressPermit>, TooManySockets>,
-    ) -> Result<Response<Body>, Refusal>
+    ) -> Result<Response<Body>, RejectResponse>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let accept = checked.map_err(refuse_handshake)?;
-        let accept = HeaderValue::try_from(accept).map_err(|_| refuse_handshake(ServerHandshakeError::InvalidKey))?;
+        let accept = checked.map_err(reject_handshake)?;
+        let accept = HeaderValue::try_from(accept).map_err(|_| reject_handshake(ServerHandshakeError::InvalidKey))?;
         let admission = self.admission(counted, peer);
         let admitted = match admission.map(|admission| self.supervisor.admit(peer).map(|permit| (permit, admission))) {
             Some(Ok(admitted)) => Ok(admitted),
-            Some(Err(refused @ AdmitError::TooManyConnections(_))) => {
-                return Err(refuse(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{refused}\n"))));
+            Some(Err(error @ AdmitError::TooManyConnections(_))) => {
+                return Err(reject(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))));
             }
             Some(Err(_)) => Err(Disconnect::SERVER_SHUTTING_DOWN),
             None => {
@@ -200,11 +200,11 @@ impl Http {
                 Err(error) => return tracing::debug!(%peer, %error, "upgrade failed"),
             };
             let Ok(parts) = upgraded.downcast::<TokioIo<WriteTimeout<S>>>() else {
-                return tracing::error!(%peer, "upgrade returned a stream of another type");
+                return tracing::error!(%peer, "upgrade returned an unexpected stream type");
             };
             let (stream, already_read) = (parts.io.into_inner().into_inner(), parts.read_buf.to_vec());
             match admitted {
-                // On a task of its own, which is no larger than an actor.
+                // On a separate task, which is no larger than the actor.
                 Ok((permit, admission)) => {
                     let admission: Box<dyn Any + Send> = Box::new(admission);
                     drop(tokio::spawn(Permit::run_with(permit, stream, already_read, Some(admission))));
@@ -221,7 +221,7 @@ impl Http {
         Ok(response)
     }
 
-    /// Returns the permits of a connection, or none if its address has too many, in all or before their login.
+    /// Returns the permits of a connection, or `None` if its address has too many connections, in total or before login.
     fn admission(&self, counted: Result<Option<AddressPermit>, TooManySockets>, peer: SocketAddr) -> Option<Admission> {
         let socket = counted.ok()?;
         let before_login = match &self.server.before_login {
@@ -231,27 +231,27 @@ impl Http {
         Some(Admission { socket, before_login })
     }
 
-    /// Finds the client of a request: the source of the socket, or the client that a trusted proxy names in its headers.
-    fn source_of(&self, headers: &HeaderMap, source: Source) -> RequestSource {
+    /// Returns the client of a request: the source of the socket, or the client in the forwarding headers of a trusted proxy.
+    fn source_of(&self, headers: &HeaderMap, source: SocketSource) -> RequestSource {
         let Self { server, log_limits, .. } = self;
         let peer = source.address;
         if source.forwarding == Forwarding::Untrusted && is_forwarded(headers) {
             server.counters.forwarded_ignored.fetch_add(1, Relaxed);
             if log_limits.untrusted.allows(Instant::now()) {
-                tracing::warn!(%peer, setting = "trustedProxies", "forwarding headers ignored: the peer is not a trusted proxy");
+                tracing::warn!(%peer, setting = "trustedProxies", "ignored forwarding headers from an untrusted peer");
             }
         }
         source.of_request(headers, &server.options).unwrap_or_else(|error| {
             server.counters.forwarded_invalid.fetch_add(1, Relaxed);
             if log_limits.forwarded.allows(Instant::now()) {
-                tracing::warn!(%peer, %error, "invalid forwarding headers: using the address of the proxy");
+                tracing::warn!(%peer, %error, "invalid forwarding headers, using the address of the proxy");
             }
             source.as_client()
         })
     }
 
-    /// Refuses a request of a browser page that is not admitted. Clients other than browsers send no `Origin`.
-    fn check_origin(&self, headers: &HeaderMap, source: &RequestSource) -> Result<(), Refusal> {
+    /// Rejects a request from a browser page whose origin is not allowed. Clients other than browsers send no `Origin`.
+    fn check_origin(&self, headers: &HeaderMap, source: &RequestSource) -> Result<(), RejectResponse> {
         let options = &self.server.options;
         let rule = match &options.allowed_origins {
             Some(allowed) => OriginRule::Listed(allowed),
@@ -259,25 +259,25 @@ impl Http {
             None => OriginRule::OwnHost { allowed_hosts: &options.allowed_hosts },
         };
         let origins: Vec<&[u8]> = headers.get_all(header::ORIGIN).iter().map(HeaderValue::as_bytes).collect();
-        origin::check(rule, &origins, &source.hosts(headers)).map_err(|refused| {
+        origin::check(rule, &origins, &source.hosts(headers)).map_err(|error| {
             self.server.counters.bad_origins.fetch_add(1, Relaxed);
             if self.log_limits.origin.allows(Instant::now()) {
-                let (peer, setting) = (source.client, refused.reason.setting());
-                tracing::warn!(%peer, origin = refused.origin, host = refused.host, setting, "origin refused");
+                let (peer, setting) = (source.client, error.reason.setting());
+                tracing::warn!(%peer, origin = error.origin, host = error.host, setting, "origin rejected");
             }
-            refuse(plain(StatusCode::FORBIDDEN, format!("{refused}\n")))
+            reject(plain(StatusCode::FORBIDDEN, format!("{error}\n")))
         })
     }
 }
 
-/// Returns the `Sec-WebSocket-Accept` of a request that is a WebSocket handshake.
+/// Checks a WebSocket handshake. Returns the value of `Sec-WebSocket-Accept`.
 fn check_handshake(request: &Request<Incoming>) -> Result<String, ServerHandshakeError> {
     let headers: Vec<(&str, &[u8])> =
         request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
     check_upgrade(request.method().as_str(), request.version() == Version::HTTP_11, &headers)
 }
 
-/// Sends a client that is not admitted a close frame, unless too many others are being sent one.
+/// Performs the close handshake with a rejected client, unless too many others are in progress.
 async fn close<S>(stream: S, disconnect: Disconnect, peer: SocketAddr, closing: &Semaphore)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -299,17 +299,17 @@ fn response(status: StatusCode, content_type: &'static str, body: impl Into<Byte
     response
 }
 
-fn refuse_handshake(error: ServerHandshakeError) -> Refusal {
+fn reject_handshake(error: ServerHandshakeError) -> RejectResponse {
     let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::BAD_REQUEST);
-    let mut response = refuse(plain(status, format!("{error}\n")));
+    let mut response = reject(plain(status, format!("{error}\n")));
     for (name, value) in error.headers() {
         response.headers_mut().insert(*name, HeaderValue::from_static(value));
     }
     response
 }
 
-/// Makes a response the last of its connection.
-fn refuse(mut response: Response<Body>) -> Refusal {
+/// Adds `Connection: close` to the response of a rejected request.
+fn reject(mut response: Response<Body>) -> RejectResponse {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     Box::new(response)
 }

@@ -1,4 +1,4 @@
-//! The listener: accepts sockets, finds out where they come from, does TLS handshakes, and hands the streams to HTTP.
+//! The listener: accepts sockets, determines their source, performs TLS handshakes, and passes the streams to HTTP.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::transport::forwarded::is_trusted;
 use crate::transport::http::{Http, Pages};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::proxy_protocol::ProxyHeaderError;
-use crate::transport::source::Source;
+use crate::transport::source::SocketSource;
 use crate::transport::websocket::WebSocketProtocol;
 
-/// Pause after a failed accept, which usually means that the process has too many open files.
+/// Delay after a failed accept, which usually means that the process has too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Sockets of the port for administrators: few, so that they fit the descriptors that are reserved, and apart from those of clients,
-/// so that the port answers while the other one is flooded.
+/// Limit of the sockets of the admin listener. It is separate from that of clients, so that the admin listener responds while the
+/// client port is flooded, and small enough for the reserved descriptors.
 const MAX_ADMIN_SOCKETS: usize = 32;
 
 /// Accepts connections until the server is stopped.
@@ -36,29 +36,29 @@ pub(crate) struct Listener {
     pages: Pages,
     /// Permits for sockets that have not been upgraded.
     sockets: Arc<Semaphore>,
-    /// The limit of sockets of one address.
+    /// The limit of sockets per address.
     socket_limit: SocketLimit,
     http: Http,
-    /// The limit of log lines about the PROXY protocol.
+    /// The rate limit of log lines about the PROXY protocol.
     log_limit: Arc<LogLimit>,
 }
 
-/// The life of a server.
+/// The phase of a server, as seen by its listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListenerPhase {
     Open,
-    /// No connection is accepted any more.
+    /// No more connections are accepted.
     Stopping,
     /// The server has been dropped, or its graceful shutdown has ended.
     Dropped,
 }
 
-/// Waits until the server has been dropped. A sender that is gone means the same.
+/// Waits until the server or its phase sender is dropped.
 async fn dropped(mut phase: watch::Receiver<ListenerPhase>) {
     let _ = phase.wait_for(|phase| *phase == ListenerPhase::Dropped).await;
 }
 
-/// Waits until the server is stopped. A sender that is gone means the same.
+/// Waits until the server is stopping or its phase sender is dropped.
 pub(super) async fn stopped(phase: &mut watch::Receiver<ListenerPhase>) {
     let _ = phase.wait_for(|phase| *phase != ListenerPhase::Open).await;
 }
@@ -71,7 +71,7 @@ impl Listener {
         pages: Pages,
         phase: watch::Receiver<ListenerPhase>,
     ) -> Self {
-        // Administrators are not limited by their address.
+        // The admin listener has no limit per address.
         let (max_sockets, max_per_address) = match pages {
             Pages::Admin => (MAX_ADMIN_SOCKETS, None),
             Pages::All | Pages::Public => (Semaphore::MAX_PERMITS, server.options.max_connections_per_ip),
@@ -83,7 +83,7 @@ impl Listener {
         Self { server, supervisor, tls, phase, pages, sockets, socket_limit, http, log_limit }
     }
 
-    /// Accepts connections until the server is stopped. Once it has been dropped, ends the connections that are left.
+    /// Accepts connections until the server is stopped. When it has been dropped, closes the remaining connections.
     pub(crate) async fn run(self, listener: TcpListener) {
         let mut phase = self.phase.clone();
         loop {
@@ -99,16 +99,16 @@ impl Listener {
             }
         }
         drop(listener);
-        // A graceful shutdown has ended all connections by then. One that was given up has not.
+        // No connections remain after a graceful shutdown, unless it was cancelled.
         dropped(phase).await;
         self.supervisor.shutdown(Shutdown::default()).await;
     }
 
-    /// Serves a socket on a task of its own, if there is a permit for it.
+    /// Serves a socket on a separate task if a permit is available, otherwise rejects it.
     fn accept(&self, socket: TcpStream, peer: SocketAddr) {
         let Ok(permit) = Arc::clone(&self.sockets).try_acquire_owned() else {
-            tracing::info!(%peer, "socket refused: too many sockets");
-            return self.refuse(&socket, "503 Service Unavailable");
+            tracing::info!(%peer, "socket rejected: too many sockets");
+            return self.reject(&socket, "503 Service Unavailable");
         };
         let address = peer.ip().to_canonical();
         let counted = if is_trusted(&self.server.options.trusted_proxies, address) {
@@ -117,42 +117,42 @@ impl Listener {
             self.socket_limit.accept(address)
         };
         let Some(counted) = counted else {
-            tracing::debug!(%peer, "socket refused: too many sockets from its address");
-            return self.refuse(&socket, "429 Too Many Requests");
+            tracing::debug!(%peer, "socket rejected: too many sockets from its address");
+            return self.reject(&socket, "429 Too Many Requests");
         };
-        // It fails when the peer has already left.
+        // This fails if the peer has already disconnected.
         if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!(%peer, %error, "TCP_NODELAY not set");
+            tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
         }
         let listener = self.clone();
         let dropped = dropped(self.phase.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = listener.serve(socket, peer, counted) => {}
-                // A slow peer does not outlive the server.
+                // A slow handshake must not outlive the server.
                 () = dropped => {}
             }
             drop(permit);
         });
     }
 
-    /// Answers a socket that is closed without being read. Best effort: the send buffer of a new socket is empty, so the response
-    /// fits.
-    fn refuse(&self, socket: &TcpStream, status: &str) {
+    /// Sends an error response to a socket that is closed without being read. Best effort: the send buffer of a new socket is empty,
+    /// so the response fits.
+    fn reject(&self, socket: &TcpStream, status: &str) {
         self.server.counters.refused_sockets.fetch_add(1, Relaxed);
         let response = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
         let _ = socket.try_write(response.as_bytes());
     }
 
-    /// Does the TLS handshake, if there is one, and serves HTTP until the socket is closed or upgraded.
+    /// Performs the TLS handshake, if TLS is enabled, and serves HTTP until the socket is closed or upgraded.
     async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, counted: SocketPermit) {
         let source = match self.pages {
-            Pages::Admin => Ok(Source::direct(peer)),
-            Pages::All | Pages::Public => Source::of(&mut socket, peer, &self.server.options).await,
+            Pages::Admin => Ok(SocketSource::direct(peer)),
+            Pages::All | Pages::Public => SocketSource::of(&mut socket, peer, &self.server.options).await,
         };
         let source = match source {
             Ok(source) => source,
-            Err(error) => return self.refuse_proxy_header(peer, &error),
+            Err(error) => return self.reject_proxy_header(peer, &error),
         };
         let Some(tls) = &self.tls else { return self.http.serve(socket, source, counted).await };
         match tokio::time::timeout(self.server.options.handshake_timeout, tls.accept(socket)).await {
@@ -163,14 +163,14 @@ impl Listener {
     }
 
     /// Counts and logs a socket that is closed because of the PROXY protocol.
-    fn refuse_proxy_header(&self, peer: SocketAddr, error: &ProxyHeaderError) {
+    fn reject_proxy_header(&self, peer: SocketAddr, error: &ProxyHeaderError) {
         if let ProxyHeaderError::Io(error) = error {
-            return tracing::debug!(%peer, %error, "socket closed before its first bytes");
+            return tracing::debug!(%peer, %error, "socket closed before the first bytes");
         }
         self.server.counters.proxy_headers_refused.fetch_add(1, Relaxed);
         if self.log_limit.allows(Instant::now()) {
             let settings = "trustedProxies, proxyProtocol";
-            tracing::warn!(%peer, %error, settings, "socket refused because of the PROXY protocol");
+            tracing::warn!(%peer, %error, settings, "socket rejected because of its PROXY protocol header");
         }
     }
 }

@@ -1,19 +1,19 @@
-//! A limit of log lines that strangers can cause.
+//! A rate limit for log lines that unauthenticated clients can cause.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time between two lines.
+/// Minimum time between two lines.
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// Lets one log line through in a minute. The events are counted elsewhere.
+/// Allows one log line per minute. The events themselves are counted in metrics.
 #[derive(Debug, Default)]
 pub(super) struct LogLimit {
     last: Mutex<Option<Instant>>,
 }
 
 impl LogLimit {
-    /// Whether a line may be logged now.
+    /// Returns whether a line may be logged now.
     pub(super) fn allows(&self, now: Instant) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_allowed = last.is_none_or(|last| now.saturating_duration_since(last) >= INTERVAL);
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_a_minute_is_allowed() {
+    fn one_line_per_minute_is_allowed() {
         let (limit, start) = (LogLimit::default(), Instant::now());
         let seconds = [0, 1, 59, 60, 61, 119, 200, 201];
         let allowed = seconds.map(|second| limit.allows(start + Duration::from_secs(second)));

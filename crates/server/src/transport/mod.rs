@@ -1,4 +1,4 @@
-//! Sockets: the listener, who is at the other end, HTTP and the upgrade, and the WebSocket protocol over a connection actor.
+//! Sockets: listeners, client addresses behind proxies, HTTP and the WebSocket upgrade, and the WebSocket protocol.
 
 mod admission;
 mod forwarded;

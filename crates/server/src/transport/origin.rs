@@ -1,39 +1,39 @@
-//! Which browser pages may use the server.
+//! Checks the `Origin` and `Host` of browser pages.
 //!
-//! A browser lets any page open a WebSocket to any server, and tells the server the origin of the page. Where clients log in, a page
-//! of another origin has no token, because tokens are not sent by the browser itself. Where they do not, the origin is all that
-//! distinguishes a page of this machine from a page of a stranger. The origin alone is not enough: the owner of a domain can make
-//! its name resolve to the address of this server (DNS rebinding), and then the page has the same origin as the server. So the name
-//! in `Host` must be one that strangers cannot own.
+//! A browser lets any page open a WebSocket to any server, and sends the origin of the page. If clients must log in, a page of
+//! another origin has no token, because browsers do not send tokens on their own. If not, only the origin distinguishes a local page
+//! from an arbitrary website. The origin alone is not sufficient: an attacker can make a domain resolve to the address of this
+//! server (DNS rebinding), and then the page has the same origin as the server. So the name in `Host` must be one that an attacker
+//! cannot own.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The longest part of a header that is shown.
+/// Limit of the part of a header that is included in an error.
 const MAX_SHOWN_BYTES: usize = 100;
-/// The number of headers of one name that are shown.
+/// Limit of the number of headers of one name that are included in an error.
 const MAX_SHOWN_HEADERS: usize = 3;
-/// The longest name in DNS.
+/// Limit of a DNS name.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Which origins are admitted. A request without `Origin` is always admitted: it is not from a browser page.
+/// The origins that are allowed. A request without `Origin` is always allowed, because it is not from a browser page.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum OriginRule<'o> {
-    /// Every origin: clients log in.
+    /// Every origin, because clients must log in.
     Any,
     /// The origins of `allowedOrigins`.
     Listed(&'o [String]),
-    /// Pages of this machine and of the server's own host. The host must be an IP address, `localhost` or in `allowedHosts`.
+    /// Pages from this machine and from the server's own host. The host must be an IP address, `localhost` or in `allowedHosts`.
     OwnHost {
         /// `allowedHosts`.
         allowed_hosts: &'o [String],
     },
 }
 
-/// A request is refused because of its `Origin` or `Host`.
+/// The error of a request that is rejected because of its `Origin` or `Host`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OriginRefused {
-    pub(super) reason: Reason,
+pub(super) struct OriginError {
+    pub(super) reason: OriginProblem,
     /// `Origin` as received, shortened and escaped.
     pub(super) origin: String,
     /// `Host` as received, shortened and escaped.
@@ -41,19 +41,19 @@ pub(super) struct OriginRefused {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reason {
+pub(super) enum OriginProblem {
     /// The origin is not in `allowedOrigins`.
     NotListed,
-    /// There is not exactly one origin with a host.
+    /// There is not exactly one `Origin` header with a valid host.
     InvalidOrigin,
-    /// The page is neither of this machine nor of the server's own host.
+    /// The page is neither from this machine nor from the server's own host.
     ForeignOrigin,
-    /// The host is a name that a stranger can own.
+    /// The host is a name that an attacker may own.
     UnknownHost,
 }
 
-impl Reason {
-    /// The setting that would admit the request.
+impl OriginProblem {
+    /// Returns the setting that would allow the request.
     pub(super) fn setting(self) -> &'static str {
         match self {
             Self::NotListed | Self::InvalidOrigin | Self::ForeignOrigin => "allowedOrigins",
@@ -62,48 +62,48 @@ impl Reason {
     }
 }
 
-impl fmt::Display for OriginRefused {
+impl fmt::Display for OriginError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { reason, origin, host } = self;
         match reason {
-            Reason::NotListed => write!(f, "Origin {origin} is not in the setting `allowedOrigins`"),
-            Reason::InvalidOrigin => write!(
+            OriginProblem::NotListed => write!(f, "Origin {origin} is not in the setting `allowedOrigins`"),
+            OriginProblem::InvalidOrigin => write!(
                 f,
-                "Origin {origin} is not admitted: without a login, pages must have one origin such as \
-                 \"http://localhost:3000\"; to admit others, set `allowedOrigins` or require a login"
+                "Origin {origin} is not allowed: if no login is required, expected one origin such as \
+                 \"http://localhost:3000\"; to allow others, set `allowedOrigins` or require a login"
             ),
-            Reason::ForeignOrigin => write!(
+            OriginProblem::ForeignOrigin => write!(
                 f,
-                "Origin {origin} is not admitted: without a login, pages must be of localhost or of the server's own host, and \
-                 Host is {host}; to admit others, set `allowedOrigins` or require a login"
+                "Origin {origin} is not allowed: if no login is required, pages must be from localhost or from the server's own \
+                 host, which is {host}; to allow others, set `allowedOrigins` or require a login"
             ),
-            Reason::UnknownHost => write!(
+            OriginProblem::UnknownHost => write!(
                 f,
-                "Host {host} is not admitted for a page of Origin {origin}: without a login, it must be an IP address, \
+                "Host {host} is not allowed for a page from Origin {origin}: if no login is required, it must be an IP address, \
                  localhost or a name in the setting `allowedHosts`"
             ),
         }
     }
 }
 
-/// Checks the `Origin` and `Host` headers of a request. There may be any number of each.
-pub(super) fn check(rule: OriginRule<'_>, origins: &[&[u8]], hosts: &[&[u8]]) -> Result<(), OriginRefused> {
+/// Checks the `Origin` and `Host` headers of a request. There may be zero or more of each.
+pub(super) fn check(rule: OriginRule<'_>, origins: &[&[u8]], hosts: &[&[u8]]) -> Result<(), OriginError> {
     if origins.is_empty() {
         return Ok(());
     }
-    let refused = |reason| Err(OriginRefused { reason, origin: shown(origins), host: shown(hosts) });
+    let error = |reason| Err(OriginError { reason, origin: shown(origins), host: shown(hosts) });
     let allowed_hosts = match rule {
         OriginRule::Any => return Ok(()),
         OriginRule::Listed(allowed) => {
             let is_listed = |origin: &&[u8]| allowed.iter().any(|allowed| allowed.as_bytes() == *origin);
-            return if origins.iter().all(is_listed) { Ok(()) } else { refused(Reason::NotListed) };
+            return if origins.iter().all(is_listed) { Ok(()) } else { error(OriginProblem::NotListed) };
         }
         OriginRule::OwnHost { allowed_hosts } => allowed_hosts,
     };
-    let Some(origin) = single(origins).and_then(origin_host) else { return refused(Reason::InvalidOrigin) };
-    let Some(host) = single(hosts).and_then(Host::parse) else { return refused(Reason::UnknownHost) };
+    let Some(origin) = single(origins).and_then(origin_host) else { return error(OriginProblem::InvalidOrigin) };
+    let Some(host) = single(hosts).and_then(Host::parse) else { return error(OriginProblem::UnknownHost) };
     if !origin.is_loopback() && origin != host {
-        return refused(Reason::ForeignOrigin);
+        return error(OriginProblem::ForeignOrigin);
     }
     let is_known = match host {
         Host::Address(_) => true,
@@ -111,10 +111,10 @@ pub(super) fn check(rule: OriginRule<'_>, origins: &[&[u8]], hosts: &[&[u8]]) ->
             host == Host::Name("localhost") || allowed_hosts.iter().any(|allowed| host == Host::Name(allowed))
         }
     };
-    if is_known { Ok(()) } else { refused(Reason::UnknownHost) }
+    if is_known { Ok(()) } else { error(OriginProblem::UnknownHost) }
 }
 
-/// Whether a text is a host name, without a port.
+/// Returns whether a string is a host name without a port.
 pub(crate) fn is_host_name(text: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
@@ -122,7 +122,7 @@ pub(crate) fn is_host_name(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES && text.split('.').all(is_label)
 }
 
-/// The host of a URL, without its port.
+/// A host without a port.
 #[derive(Debug, Clone, Copy)]
 enum Host<'h> {
     Address(IpAddr),
@@ -154,7 +154,7 @@ impl<'h> Host<'h> {
         (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(host)
     }
 
-    /// Whether it is this machine. Browsers resolve the names below `localhost` themselves, so no stranger can own one.
+    /// Returns whether it is this machine. Browsers resolve names below `localhost` themselves, so an attacker cannot own one.
     fn is_loopback(&self) -> bool {
         match self {
             Self::Address(address) => address.is_loopback(),
@@ -166,7 +166,7 @@ impl<'h> Host<'h> {
     }
 }
 
-/// The host of an origin: `scheme://host` or `scheme://host:port`.
+/// Returns the host of an origin: `scheme://host` or `scheme://host:port`.
 fn origin_host(origin: &str) -> Option<Host<'_>> {
     let (scheme, host) = origin.split_once("://")?;
     let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
@@ -174,13 +174,13 @@ fn origin_host(origin: &str) -> Option<Host<'_>> {
     Host::parse(host).filter(|_| is_scheme)
 }
 
-/// The text of the only header of its name.
+/// Returns the value of a header that occurs exactly once.
 fn single<'h>(headers: &[&'h [u8]]) -> Option<&'h str> {
     let [header] = headers else { return None };
     std::str::from_utf8(header).ok()
 }
 
-/// Headers as received, for people: quoted, escaped and shortened.
+/// Formats headers for an error: quoted, escaped and shortened.
 pub(super) fn shown(headers: &[&[u8]]) -> String {
     if headers.is_empty() {
         return "(missing)".to_owned();
@@ -197,14 +197,14 @@ pub(super) fn shown(headers: &[&[u8]]) -> String {
 mod tests {
     use super::*;
 
-    fn reason(rule: OriginRule<'_>, origins: &[&str], hosts: &[&str]) -> Option<Reason> {
+    fn reason(rule: OriginRule<'_>, origins: &[&str], hosts: &[&str]) -> Option<OriginProblem> {
         let origins: Vec<&[u8]> = origins.iter().map(|header| header.as_bytes()).collect();
         let hosts: Vec<&[u8]> = hosts.iter().map(|header| header.as_bytes()).collect();
-        check(rule, &origins, &hosts).err().map(|refused| refused.reason)
+        check(rule, &origins, &hosts).err().map(|error| error.reason)
     }
 
     #[test]
-    fn without_a_login_pages_of_this_machine_and_of_the_own_host_are_admitted() {
+    fn without_login_local_and_same_host_pages_are_allowed() {
         let allowed = ["tide.example".to_owned()];
         let rule = OriginRule::OwnHost { allowed_hosts: &allowed };
         for (origin, host) in [
@@ -226,14 +226,14 @@ mod tests {
         ] {
             assert_eq!(reason(rule, &[origin], &[host]), None, "{origin} at {host}");
         }
-        // Programs send no origin, whatever they call the server.
+        // Clients other than browsers send no origin, and their host is not checked.
         for hosts in [&[][..], &["evil.example"], &["a", "b"], &["?"]] {
             assert_eq!(reason(rule, &[], hosts), None, "{hosts:?}");
         }
     }
 
     #[test]
-    fn without_a_login_other_pages_are_refused() {
+    fn without_login_foreign_origins_are_rejected() {
         let allowed = ["tide.example".to_owned()];
         let rule = OriginRule::OwnHost { allowed_hosts: &allowed };
         for (origin, host) in [
@@ -250,12 +250,12 @@ mod tests {
             ("http://128.0.0.1", "127.0.0.1"),
             ("chrome-extension://abcdef", "localhost"),
         ] {
-            assert_eq!(reason(rule, &[origin], &[host]), Some(Reason::ForeignOrigin), "{origin} at {host}");
+            assert_eq!(reason(rule, &[origin], &[host]), Some(OriginProblem::ForeignOrigin), "{origin} at {host}");
         }
     }
 
     #[test]
-    fn without_a_login_the_host_must_not_be_a_name_that_a_stranger_can_own() {
+    fn without_login_unknown_hosts_are_rejected() {
         let allowed = ["tide.example".to_owned()];
         let rule = OriginRule::OwnHost { allowed_hosts: &allowed };
         for (origin, hosts) in [
@@ -276,12 +276,12 @@ mod tests {
             ("http://localhost", &["[localhost]"]),
             ("http://localhost", &["127.0.0.1.evil.example"]),
         ] {
-            assert_eq!(reason(rule, &[origin], hosts), Some(Reason::UnknownHost), "{origin} at {hosts:?}");
+            assert_eq!(reason(rule, &[origin], hosts), Some(OriginProblem::UnknownHost), "{origin} at {hosts:?}");
         }
     }
 
     #[test]
-    fn without_a_login_an_origin_that_is_not_exactly_one_is_refused() {
+    fn without_login_invalid_origins_are_rejected() {
         let rule = OriginRule::OwnHost { allowed_hosts: &[] };
         for origins in [
             &["null"][..],
@@ -302,12 +302,12 @@ mod tests {
             &["http://localhost", "https://evil.example"],
             &["http://lo\u{e9}calhost"],
         ] {
-            assert_eq!(reason(rule, origins, &["localhost"]), Some(Reason::InvalidOrigin), "{origins:?}");
+            assert_eq!(reason(rule, origins, &["localhost"]), Some(OriginProblem::InvalidOrigin), "{origins:?}");
         }
     }
 
     #[test]
-    fn a_list_of_origins_decides_alone() {
+    fn listed_origins_are_allowed_regardless_of_host() {
         let allowed = ["https://tide.example".to_owned(), "null".to_owned()];
         let rule = OriginRule::Listed(&allowed);
         for (origins, expected) in [
@@ -315,34 +315,34 @@ mod tests {
             (&["https://tide.example"], None),
             (&["null"], None),
             (&["https://tide.example", "null"], None),
-            (&["https://TIDE.example"], Some(Reason::NotListed)),
-            (&["https://tide.example:8443"], Some(Reason::NotListed)),
-            (&["http://localhost"], Some(Reason::NotListed)),
-            (&["https://tide.example", "https://evil.example"], Some(Reason::NotListed)),
-            (&[""], Some(Reason::NotListed)),
+            (&["https://TIDE.example"], Some(OriginProblem::NotListed)),
+            (&["https://tide.example:8443"], Some(OriginProblem::NotListed)),
+            (&["http://localhost"], Some(OriginProblem::NotListed)),
+            (&["https://tide.example", "https://evil.example"], Some(OriginProblem::NotListed)),
+            (&[""], Some(OriginProblem::NotListed)),
         ] {
             assert_eq!(reason(rule, origins, &["evil.example"]), expected, "{origins:?}");
         }
-        assert_eq!(reason(OriginRule::Listed(&[]), &["http://localhost"], &["localhost"]), Some(Reason::NotListed));
+        assert_eq!(reason(OriginRule::Listed(&[]), &["http://localhost"], &["localhost"]), Some(OriginProblem::NotListed));
         for origins in [&["null"][..], &["https://evil.example", "?"]] {
             assert_eq!(reason(OriginRule::Any, origins, &[]), None, "{origins:?}");
         }
     }
 
     #[test]
-    fn a_refusal_shows_the_headers_and_names_the_setting() {
+    fn error_has_the_headers_and_the_setting() {
         let rule = OriginRule::OwnHost { allowed_hosts: &[] };
         let evil: &[u8] = b"http://evil.example";
-        let refused = check(rule, &[evil], &[b"localhost:8080"]).unwrap_err();
-        let text = refused.to_string();
+        let error = check(rule, &[evil], &[b"localhost:8080"]).unwrap_err();
+        let text = error.to_string();
         assert!(text.contains("\"http://evil.example\"") && text.contains("\"localhost:8080\""), "{text}");
         assert!(text.contains("`allowedOrigins`"), "{text}");
         let text = check(rule, &[evil], &[b"evil.example"]).unwrap_err().to_string();
         assert!(text.contains("Host \"evil.example\"") && text.contains("`allowedHosts`"), "{text}");
-        // However long, and whatever is in them.
+        // Long headers and control characters.
         let long = "x".repeat(10_000);
-        let refused = check(rule, &[b"a\"\n\xff\x1b[31m", long.as_bytes(), b"c", b"d", b"e"], &[]).unwrap_err();
+        let error = check(rule, &[b"a\"\n\xff\x1b[31m", long.as_bytes(), b"c", b"d", b"e"], &[]).unwrap_err();
         let shortened = format!(r#""a\"\n\xff\x1b[31m", "{}…", "c", …"#, "x".repeat(100));
-        assert_eq!((refused.origin, &*refused.host), (shortened, "(missing)"));
+        assert_eq!((error.origin, &*error.host), (shortened, "(missing)"));
     }
 }

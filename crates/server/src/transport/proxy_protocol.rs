@@ -1,48 +1,47 @@
-//! The header of the PROXY protocol, version 2: the address of the client, sent by a proxy that does not read what it forwards.
+//! The PROXY protocol, version 2: a TCP proxy sends the address of the client in a header.
 //!
-//! The header comes before everything else, also before TLS. Exactly its bytes are read from the stream, so the rest is left for
-//! whatever follows.
+//! The header precedes all other bytes, including the TLS handshake. Exactly the bytes of the header are read from the stream.
 
 use std::io;
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// The bytes with which a header begins. No HTTP request and no TLS handshake begins with them.
+/// The first bytes of a header. No HTTP request or TLS handshake starts with them.
 pub(super) const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// Signature, version and command, family, and the length of the rest.
+/// Length of the fixed part: signature, version and command, family, and the length of the rest.
 const HEAD_BYTES: usize = 16;
-/// The limit of the rest: addresses, and additional fields that are skipped.
+/// Limit of the rest: addresses, and TLV fields, which are skipped.
 const MAX_REST_BYTES: usize = 4096;
 
 const TCP4_BYTES: usize = 12;
 const TCP6_BYTES: usize = 36;
 
-/// Why a header is not accepted.
+/// Why a header is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProxyHeaderError {
-    #[error("expected a header of the PROXY protocol version 2")]
+    #[error("expected a PROXY protocol version 2 header")]
     NoHeader,
     #[error("version 1 of the PROXY protocol is not supported; use version 2 (`send-proxy-v2` in HAProxy)")]
     Version1,
-    #[error("version and command are {0:#04x}; expected 0x20 or 0x21")]
+    #[error("invalid version and command {0:#04x}; expected 0x20 or 0x21")]
     Command(u8),
-    #[error("address family and transport are {0:#04x}, which the PROXY protocol does not define")]
+    #[error("invalid address family and transport {0:#04x}")]
     Family(u8),
     #[error("the header has {0} bytes after its first 16; the limit is {MAX_REST_BYTES}")]
     TooLong(usize),
-    #[error("the header has {0} bytes of addresses, which is too short for its address family")]
+    #[error("the header has only {0} bytes of addresses, too few for its address family")]
     TooShort(usize),
-    #[error("the header did not arrive in time")]
+    #[error("the header did not arrive within the handshake timeout")]
     TimedOut,
-    #[error("only a trusted proxy may send a header of the PROXY protocol")]
+    #[error("received a PROXY protocol header from an untrusted peer")]
     NotTrusted,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Reads the header and nothing after it. Returns the address of the client, or `None` if the proxy does not tell it: the connection is
-/// its own, for example to check the health of the server, or does not come from TCP.
+/// Reads the header and nothing after it. Returns the address of the client, or `None` if the header has none: the connection is the
+/// proxy's own, for example a health check, or its client does not use TCP.
 pub(super) async fn read_header(stream: &mut (impl AsyncRead + Unpin)) -> Result<Option<SocketAddr>, ProxyHeaderError> {
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head).await?;
@@ -55,15 +54,15 @@ pub(super) async fn read_header(stream: &mut (impl AsyncRead + Unpin)) -> Result
 /// The fixed part of a header.
 #[derive(Debug)]
 struct Head {
-    source: Source,
+    address_kind: AddressKind,
     rest_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum AddressKind {
     Tcp4,
     Tcp6,
-    /// The proxy itself, or a client that has no address of TCP.
+    /// The proxy itself, or a client that does not use TCP.
     Unknown,
 }
 
@@ -74,11 +73,11 @@ impl Head {
             let is_version_1 = head.starts_with(b"PROXY ");
             return Err(if is_version_1 { ProxyHeaderError::Version1 } else { ProxyHeaderError::NoHeader });
         }
-        let source = match (command, family) {
-            (0x21, 0x11) => Source::Tcp4,
-            (0x21, 0x21) => Source::Tcp6,
-            // A connection of the proxy itself, whatever its family. Unspecified, UDP and Unix sockets.
-            (0x20, _) | (0x21, 0x00 | 0x12 | 0x22 | 0x31 | 0x32) => Source::Unknown,
+        let address_kind = match (command, family) {
+            (0x21, 0x11) => AddressKind::Tcp4,
+            (0x21, 0x21) => AddressKind::Tcp6,
+            // LOCAL: a connection of the proxy itself. PROXY with an unspecified family, UDP or a Unix socket.
+            (0x20, _) | (0x21, 0x00 | 0x12 | 0x22 | 0x31 | 0x32) => AddressKind::Unknown,
             (0x21, _) => return Err(ProxyHeaderError::Family(family)),
             _ => return Err(ProxyHeaderError::Command(command)),
         };
@@ -86,20 +85,20 @@ impl Head {
         if rest_bytes > MAX_REST_BYTES {
             return Err(ProxyHeaderError::TooLong(rest_bytes));
         }
-        Ok(Self { source, rest_bytes })
+        Ok(Self { address_kind, rest_bytes })
     }
 
-    /// The source address in the rest of the header. Additional fields are skipped.
+    /// Returns the source address in the rest of the header. TLV fields are skipped.
     fn client(&self, rest: &[u8]) -> Result<Option<SocketAddr>, ProxyHeaderError> {
         let too_short = ProxyHeaderError::TooShort(rest.len());
-        match self.source {
-            Source::Unknown => Ok(None),
-            Source::Tcp4 => {
+        match self.address_kind {
+            AddressKind::Unknown => Ok(None),
+            AddressKind::Tcp4 => {
                 let addresses: &[u8; TCP4_BYTES] = rest.first_chunk().ok_or(too_short)?;
                 let [a, b, c, d, _, _, _, _, high, low, ..] = *addresses;
                 Ok(Some(([a, b, c, d], u16::from_be_bytes([high, low])).into()))
             }
-            Source::Tcp6 => {
+            AddressKind::Tcp6 => {
                 let addresses: &[u8; TCP6_BYTES] = rest.first_chunk().ok_or(too_short)?;
                 let [.., high, low, _, _] = *addresses;
                 let source: [u8; 16] = std::array::from_fn(|index| addresses[index]);
@@ -119,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// A header with this command and family.
+    /// Returns a header with this command and family.
     fn header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
         let mut header = SIGNATURE.to_vec();
         header.extend([command, family]);
@@ -139,7 +138,7 @@ mod tests {
         rest
     }
 
-    /// A stream that gives its bytes in two pieces.
+    /// A stream that returns its bytes in two pieces.
     struct Split<'b> {
         pieces: [&'b [u8]; 2],
     }
@@ -155,7 +154,7 @@ mod tests {
         }
     }
 
-    /// Reads a header from bytes that are split at this index. Returns it with the bytes that are left.
+    /// Reads a header from bytes that arrive in two pieces. Returns the result and the unread bytes.
     fn read(bytes: &[u8], split: usize) -> (Result<Option<SocketAddr>, String>, Vec<u8>) {
         let (first, second) = bytes.split_at(split);
         let mut stream = Split { pieces: [first, second] };
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_read_and_nothing_after_the_header_is_wherever_it_is_split() {
+    fn header_is_read_exactly_at_every_split_point() {
         let with_fields = |mut rest: Vec<u8>| {
             rest.extend([0x04, 0, 3, 1, 2, 3]);
             rest
@@ -188,7 +187,7 @@ mod tests {
         ] {
             let mut bytes = header.clone();
             bytes.extend(b"GET / HTTP/1.1");
-            // Of a long header, the ends are enough.
+            // For a long header, only splits near its ends are tested.
             let splits = (0..=bytes.len()).filter(|split| *split < 100 || *split + 100 > bytes.len());
             for split in splits {
                 assert_eq!(read(&bytes, split), (Ok(client), b"GET / HTTP/1.1".to_vec()), "{header:?} at {split}");
@@ -200,13 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn other_headers_are_refused() {
+    fn invalid_headers_are_rejected() {
         let mut long = header(0x21, 0x11, &tcp4());
         long[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
         for (bytes, text) in [
-            (b"GET / HTTP/1.1\r\nHost: tide\r\n\r\n".to_vec(), "expected a header"),
-            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello".to_vec(), "expected a header"),
-            (b"\r\n\r\n\0\r\nQUIT\r\x21\x11\0\0".to_vec(), "expected a header"),
+            (b"GET / HTTP/1.1\r\nHost: tide\r\n\r\n".to_vec(), "expected a PROXY protocol version 2"),
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello".to_vec(), "expected a PROXY protocol version 2"),
+            (b"\r\n\r\n\0\r\nQUIT\r\x21\x11\0\0".to_vec(), "expected a PROXY protocol version 2"),
             (b"PROXY TCP4 192.0.2.1 198.51.100.2 4711 8080\r\n".to_vec(), "version 1"),
             (header(0x22, 0x11, &tcp4()), "0x22"),
             (header(0x11, 0x11, &tcp4()), "0x11; expected"),
@@ -228,8 +227,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(start in 0..=16_usize, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            // Some begin like a header.
+        fn arbitrary_bytes_are_read_or_rejected(start in 0..=16_usize, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            // Some start like a header.
             let mut hostile = header(0x21, 0x11, &[])[..start].to_vec();
             hostile.extend(&bytes);
             let (result, rest) = read(&hostile, hostile.len() / 2);

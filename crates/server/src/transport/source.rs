@@ -1,4 +1,4 @@
-//! Who is at the other end of a socket: a client, or a proxy that speaks for its clients.
+//! The source of a socket and of its requests: a client, or a proxy that forwards for its clients.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,22 +11,22 @@ use super::forwarded::{self, Forwarded, ForwardedError};
 use super::proxy_protocol::{self, ProxyHeaderError, SIGNATURE};
 use crate::ServerOptions;
 
-/// Where the bytes of a socket come from.
+/// The source of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Source {
-    /// The peer of the socket, or the client that the PROXY protocol names.
+pub(super) struct SocketSource {
+    /// The peer of the socket, or the client in the PROXY protocol header.
     pub(super) address: SocketAddr,
     pub(super) forwarding: Forwarding,
 }
 
-/// What the `Forwarded` and `X-Forwarded-*` headers of a socket are worth.
+/// How the `Forwarded` and `X-Forwarded-*` headers of a socket are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Forwarding {
-    /// They come from a trusted proxy and name the client.
+    /// The peer is a trusted proxy: they determine the client.
     Trusted,
-    /// They come from a peer that is not trusted, and are ignored.
+    /// The peer is not a trusted proxy: they are ignored, with a warning.
     Untrusted,
-    /// They are not needed: the PROXY protocol has named the client, or its address does not matter.
+    /// They are ignored: the client is known from the PROXY protocol, or its address does not matter.
     Unused,
 }
 
@@ -34,17 +34,17 @@ pub(super) enum Forwarding {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestSource {
     pub(super) client: SocketAddr,
-    /// The `Host` that the client sent, if a trusted proxy tells it.
+    /// The `Host` that the client sent, according to a trusted proxy.
     pub(super) host: Option<String>,
 }
 
-impl Source {
-    /// A peer whose headers are not read.
+impl SocketSource {
+    /// Creates a source whose forwarding headers are ignored.
     pub(super) fn direct(peer: SocketAddr) -> Self {
         Self { address: canonical(peer), forwarding: Forwarding::Unused }
     }
 
-    /// Finds the source of a new socket. Reads the header of the PROXY protocol, if the peer must send one.
+    /// Determines the source of a new socket. Reads the PROXY protocol header if the peer must send one.
     pub(super) async fn of(
         socket: &mut TcpStream,
         peer: SocketAddr,
@@ -61,14 +61,14 @@ impl Source {
         }
         let limit = options.handshake_timeout;
         if of_peer.forwarding == Forwarding::Untrusted {
-            // HTTP and TLS would refuse such bytes too. This finds out why.
+            // HTTP and TLS would reject such bytes too, but without a useful error.
             let mut begin = [0; SIGNATURE.len()];
             timeout(limit, socket.peek(&mut begin)).await.map_err(io::Error::from)??;
             return if begin == SIGNATURE { Err(ProxyHeaderError::NotTrusted) } else { Ok(of_peer) };
         }
         let client = timeout(limit, proxy_protocol::read_header(socket)).await;
         let Some(client) = client.map_err(|_| ProxyHeaderError::TimedOut)??.map(canonical) else {
-            // The proxy does not tell the client, which may have written the headers.
+            // The client is unknown, and it may have written the forwarding headers itself.
             return Ok(Self::direct(peer));
         };
         Ok(match forwarding(client.ip()) {
@@ -78,7 +78,7 @@ impl Source {
         })
     }
 
-    /// Finds the client of a request.
+    /// Determines the client of a request.
     pub(super) fn of_request(
         &self,
         headers: &HeaderMap,
@@ -88,19 +88,19 @@ impl Source {
             return Ok(self.as_client());
         }
         let Forwarded { client, host } = forwarded::read(headers, &options.trusted_proxies)?;
-        // The port of the client is not told.
+        // The headers do not include the port of the client.
         let client = client.map_or(self.address, |client| SocketAddr::new(client, 0));
         Ok(RequestSource { client, host })
     }
 
-    /// The source itself as the client.
+    /// Returns the source itself as the client.
     pub(super) fn as_client(&self) -> RequestSource {
         RequestSource { client: self.address, host: None }
     }
 }
 
 impl RequestSource {
-    /// The hosts that the client has named: what the proxy says, otherwise the `Host` headers.
+    /// Returns the hosts that the client requested: from the proxy if known, otherwise the `Host` headers.
     pub(super) fn hosts<'r>(&'r self, headers: &'r HeaderMap) -> Vec<&'r [u8]> {
         match &self.host {
             Some(host) => vec![host.as_bytes()],

@@ -1,7 +1,7 @@
-//! The wire protocol over the actor of a WebSocket connection.
+//! The wire protocol over a WebSocket connection actor.
 //!
-//! Writes of a connection may be in flight together: they enter the store in the order of requests and share one wait for the disk.
-//! Any other request waits until those before it are answered, so it sees their effect.
+//! Several writes of a connection may be in flight: they enter the store in request order and share one fsync. Any other request
+//! waits until all earlier requests are answered, so it sees their effect.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::ops::table::Effect;
 use crate::protocol::disconnect::Disconnect;
 use crate::protocol::request::{ClientMessage, Id, Request};
 use crate::protocol::{notice, reply};
-use crate::push::flow::Health;
+use crate::push::flow::ConsumerHealth;
 use crate::push::pusher::{Pusher, SocketSink};
 use crate::session::connection::Connection;
 use crate::session::heartbeat::{Beat, Heartbeat, Output};
@@ -28,43 +28,43 @@ use crate::transport::admission::Admission;
 use crate::work::MAX_INLINE_MESSAGE_BYTES;
 use crate::{Backpressure, Code, RequestError};
 
-/// Longer than any pong. A longer message is not read before its turn.
-const MAX_PONG: usize = 256;
+/// Upper bound of the size of a pong. Longer messages are not inspected while they are queued.
+const MAX_PONG_BYTES: usize = 256;
 
-/// Writes of a connection in flight may have this many bytes together: as many as one commit.
+/// Minimum of the limit of the memory of writes in flight of a connection: the size of one commit.
 const MIN_IN_FLIGHT_BYTES: usize = 4 << 20;
 
 /// The wire protocol over WebSocket.
 #[derive(Debug, Clone)]
 pub(crate) struct WebSocketProtocol {
     server: Arc<ServerState>,
-    /// Bytes of pushes above which requests are not run.
-    high_water: usize,
-    /// The limit of the writes of a connection that are in flight together, in bytes.
+    /// Requests are rejected while more bytes of pushes than this are queued.
+    high_water_bytes: usize,
+    /// Limit of the memory of the writes in flight of a connection.
     max_in_flight_bytes: usize,
 }
 
-/// What the actor of a connection keeps between its messages.
+/// The state of a connection actor.
 #[derive(Debug)]
 struct SocketState {
     connection: Arc<Connection>,
     pusher: Pusher,
     heartbeat: Heartbeat,
-    /// Whether all requests in flight are writes, which wait for the disk together.
+    /// Whether all requests in flight are writes, so that further writes may join them.
     only_writes: bool,
-    /// The bytes of the requests in flight.
+    /// The memory of the requests in flight.
     in_flight: InFlight,
-    /// The permits that it has from the limits by address. Most connections have none, so they are boxed.
+    /// The permits from the limits per address. Boxed, because most connections have none.
     admission: Option<Box<Admission>>,
 }
 
 impl SocketState {
-    /// Whether the limits before a login apply: until the first one, where a login is required.
+    /// Returns whether the limits before login apply: a login is required, and there has been none yet.
     fn is_before_login(&self) -> bool {
         self.admission.as_ref().is_some_and(|admission| admission.before_login.is_some())
     }
 
-    /// Releases the permit of a connection before its login.
+    /// Releases the permit for the time before login.
     fn release_before_login(&mut self) {
         if let Some(admission) = &mut self.admission {
             admission.before_login = None;
@@ -73,7 +73,7 @@ impl SocketState {
     }
 }
 
-/// The state of a connection, which it has from its set-up to its end.
+/// Returns the state of a connection. It exists from its setup to its end.
 fn state(context: &mut ConnectionContext<Message>) -> Option<&mut SocketState> {
     context.data.as_mut()?.downcast_mut()
 }
@@ -87,17 +87,17 @@ impl WebSocketProtocol {
             clippy::cast_precision_loss,
             reason = "a fraction of a number of bytes"
         )]
-        let high_water = (max_buffered_bytes as f64 * high_water_mark.clamp(0.0, 1.0)) as usize;
+        let high_water_bytes = (max_buffered_bytes as f64 * high_water_mark.clamp(0.0, 1.0)) as usize;
         let max_in_flight_bytes = server.options.max_payload_bytes.saturating_mul(2).max(MIN_IN_FLIGHT_BYTES);
-        Self { server: Arc::clone(server), high_water, max_in_flight_bytes }
+        Self { server: Arc::clone(server), high_water_bytes, max_in_flight_bytes }
     }
 
-    /// Handles a message that is within the limits: now, or in its turn.
+    /// Handles a message, now or after the requests in flight.
     fn receive(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let text = match &message {
             Message::Text(text) => text.body(),
             Message::Binary(_) => return Reply::Close(Some(Disconnect::BINARY_NOT_SUPPORTED.frame())),
-            // The codec answers pings and closes.
+            // The codec answers ping and close frames.
             _ => return Reply::None,
         };
         if text.len() > MAX_INLINE_MESSAGE_BYTES {
@@ -106,15 +106,15 @@ impl WebSocketProtocol {
         let request = match ClientMessage::parse(text) {
             Ok(ClientMessage::Request(request)) => request,
             Ok(ClientMessage::Pong { timestamp }) => {
-                hear_pong(timestamp, context);
+                handle_pong(timestamp, context);
                 return Reply::None;
             }
             Err(error) => return Reply::Frame(self.invalid(&error)),
         };
         let is_closing = context.is_closing();
-        let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water);
-        if let Some(refused) = self.refuse_if(&request, is_closing, is_behind) {
-            return Reply::Frame(refused);
+        let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water_bytes);
+        if let Some(rejected) = self.reject_if(&request, is_closing, is_behind) {
+            return Reply::Frame(rejected);
         }
         if must_wait(&request, self.max_in_flight_bytes, context) {
             return self.in_turn(message, context);
@@ -128,12 +128,12 @@ impl WebSocketProtocol {
             return Reply::Close(None);
         };
         if request.operation.is_some_and(|operation| operation.causes_pushes()) {
-            pusher.tie(ticket);
+            pusher.hold_until_reply(ticket);
         }
         self.run(request, connection, || in_flight.hold(request.memory(), &account))
     }
 
-    /// Runs a request. Its memory is held until it has its outcome.
+    /// Runs a request. Its memory is held until it is done.
     fn run<H: Send + 'static>(
         &self,
         request: &Request<'_>,
@@ -158,8 +158,8 @@ impl WebSocketProtocol {
         }
     }
 
-    /// Serves a message on the pool, because parsing it takes long. What it asks for is not known before, so it waits for the
-    /// requests in flight, and those behind it wait for it.
+    /// Handles a large message on the pool, because parsing it takes long. Its operation is not known before, so it waits for the
+    /// requests in flight, and later requests wait for it.
     fn serve_large(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         if context.in_flight() > 0 {
             return self.in_turn(message, context);
@@ -169,20 +169,20 @@ impl WebSocketProtocol {
             return Reply::Close(None);
         };
         *only_writes = false;
-        pusher.tie(ticket);
-        let is_behind = pusher.queued_bytes() > self.high_water;
+        pusher.hold_until_reply(ticket);
+        let is_behind = pusher.queued_bytes() > self.high_water_bytes;
         let (protocol, number, connection) = (self.clone(), connection.number, Arc::clone(connection));
         let (text, held) = (message.clone(), account.hold(size_of(&message)));
         let served = self.server.work.run(number, move |_| {
             let _runtime = protocol.server.runtime.enter();
             let request = match parse(&text) {
                 Ok(ClientMessage::Request(request)) => request,
-                // Its timestamp is not that of a ping: it would be shorter.
+                // A valid pong is shorter.
                 Ok(ClientMessage::Pong { .. }) => return Reply::None,
                 Err(error) => return Reply::Frame(protocol.invalid(&error)),
             };
-            match protocol.refuse_if(&request, is_closing, is_behind) {
-                Some(refused) => Reply::Frame(refused),
+            match protocol.reject_if(&request, is_closing, is_behind) {
+                Some(rejected) => Reply::Frame(rejected),
                 None => protocol.run(&request, &connection, || account.hold(request.memory())),
             }
         });
@@ -199,7 +199,7 @@ impl WebSocketProtocol {
         })
     }
 
-    /// Handles a message when the requests in flight are answered.
+    /// Handles a message after all requests in flight are answered.
     fn in_turn(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let (protocol, held) = (self.clone(), context.account().hold(size_of(&message)));
         Reply::in_turn(move |context| {
@@ -208,8 +208,8 @@ impl WebSocketProtocol {
         })
     }
 
-    /// Counts a message of a client that has not logged in. Returns the reply if its address has sent too many. A pong counts, and
-    /// is not refused: it has no reply, and the client would be taken for dead.
+    /// Counts a message of a client that has not logged in. Returns an error reply if its address has sent too many. A pong counts but
+    /// is not rejected, because it has no reply, and the heartbeat would disconnect the client.
     fn limit_before_login(&self, message: &Message, context: &mut ConnectionContext<Message>) -> Option<Message> {
         let Message::Text(_) = message else { return None };
         let SocketState { connection, .. } = state(context).filter(|state| state.is_before_login())?;
@@ -224,7 +224,7 @@ impl WebSocketProtocol {
         Some(self.error(id, &error))
     }
 
-    /// Limits a connection until its first login, if it has to log in.
+    /// Applies the limits before login, if a login is required.
     fn begin_before_login(&self, context: &mut ConnectionContext<Message>) {
         let Some(auth) = self.server.auth.as_ref().filter(|auth| auth.required) else { return };
         context.limit_input(auth.before_login.max_payload_bytes.min(self.server.options.max_payload_bytes));
@@ -233,8 +233,8 @@ impl WebSocketProtocol {
         }
     }
 
-    /// Lifts the limits before a login, if this was the first one. The client has not read the reply to it yet, so none of its large
-    /// messages comes too early.
+    /// Lifts the limits before login after the first login. This happens before the client can read the reply, so that it may send
+    /// large messages immediately after it.
     fn end_before_login(&self, context: &mut ConnectionContext<Message>) {
         if let Some(state) = state(context)
             && state.is_before_login()
@@ -245,15 +245,15 @@ impl WebSocketProtocol {
         }
     }
 
-    /// When the client has to have logged in. None if it has, if it need not, or if it may take its time.
+    /// Returns the deadline of the login; `None` if the client is logged in, or if there is no login timeout.
     fn login_deadline(&self, context: &mut ConnectionContext<Message>) -> Option<Instant> {
         let timeout = self.server.auth.as_ref()?.login_timeout?;
         let since = context.since();
         state(context).filter(|state| state.is_before_login()).and_then(|_| since.checked_add(timeout))
     }
 
-    /// Refuses a request that is not run, and counts it.
-    fn refuse_if(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
+    /// Returns an error reply if a request must not run: the connection is closing, or the client does not read its pushes.
+    fn reject_if(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
         if is_closing {
             let outcome = RequestOutcome::Failed(Code::ShuttingDown);
             self.server.operations.record(request.operation, outcome, Duration::ZERO);
@@ -261,13 +261,13 @@ impl WebSocketProtocol {
         }
         if is_behind {
             self.server.counters.backpressure.fetch_add(1, Relaxed);
-            let message = "too many pushes wait to be read: read them, then send the request again; it was not run";
+            let message = "too many unread pushes; the request was not run, read the pushes and try again";
             return Some(self.error(request.id, &RequestError::new(Code::Backpressure, message)));
         }
         None
     }
 
-    /// The reply to a message that is no request.
+    /// Counts an invalid message. Returns its error reply.
     fn invalid(&self, error: &RequestError) -> Message {
         self.server.counters.invalid.fetch_add(1, Relaxed);
         self.error(Id::NONE, error)
@@ -292,7 +292,8 @@ fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
     })
 }
 
-/// Whether a request must wait for those in flight: unless all of them, and this one, are writes, and take at most `max_bytes` of memory.
+/// Returns whether a request must wait for the requests in flight. It need not if all of them, including this one, are writes and use
+/// at most `max_bytes` of memory.
 fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionContext<Message>) -> bool {
     let is_write = request.operation.is_some_and(|operation| operation.effect == Effect::Write);
     let is_first = context.in_flight() == 0;
@@ -304,7 +305,7 @@ fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionCo
     !(is_write && state.only_writes && state.in_flight.bytes().saturating_add(request.memory()) <= max_bytes)
 }
 
-fn hear_pong(timestamp: f64, context: &mut ConnectionContext<Message>) {
+fn handle_pong(timestamp: f64, context: &mut ConnectionContext<Message>) {
     if let Some(state) = state(context) {
         state.heartbeat.pong(timestamp);
     }
@@ -349,20 +350,20 @@ impl Protocol for WebSocketProtocol {
 
     fn on_frame(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         match self.limit_before_login(&message, context) {
-            Some(refused) => Reply::Frame(refused),
+            Some(rejected) => Reply::Frame(rejected),
             None => self.receive(message, context),
         }
     }
 
-    /// A pong counts also while it is behind a request that takes long.
+    /// Handles a pong even if it is queued behind a long request.
     fn on_waiting(&self, message: &Message, context: &mut ConnectionContext<Message>) -> bool {
         let Message::Text(text) = message else { return false };
         let text = text.body();
-        if text.len() > MAX_PONG || !text.contains("pong") {
+        if text.len() > MAX_PONG_BYTES || !text.contains("pong") {
             return false;
         }
         let Ok(ClientMessage::Pong { timestamp }) = ClientMessage::parse(text) else { return false };
-        hear_pong(timestamp, context);
+        handle_pong(timestamp, context);
         true
     }
 
@@ -372,16 +373,16 @@ impl Protocol for WebSocketProtocol {
         if cause.is_some_and(|ticket| context.is_answered(ticket))
             && let Some(state) = state(context)
         {
-            state.pusher.untie();
+            state.pusher.release();
         }
     }
 
-    /// A subscription has something to push.
+    /// Delivers the pushes of subscriptions that have become ready.
     fn on_wake(&self, context: &mut ConnectionContext<Message>) {
         let sent = context.counters().bytes_out;
         let Some(SocketState { connection, pusher, .. }) = state(context) else { return };
         let health = pusher.deliver(connection, sent);
-        if let Health::CheckAfter(after) = health {
+        if let ConsumerHealth::CheckAfter(after) = health {
             context.tick_within(after);
         }
     }
@@ -411,8 +412,8 @@ impl Protocol for WebSocketProtocol {
             }
         };
         let after = match pusher.check(connection, sent, now) {
-            Health::CheckAfter(after) => after.min(heartbeat.time_until_due(now)),
-            Health::Reading | Health::Stalled => heartbeat.time_until_due(now),
+            ConsumerHealth::CheckAfter(after) => after.min(heartbeat.time_until_due(now)),
+            ConsumerHealth::Reading | ConsumerHealth::Stalled => heartbeat.time_until_due(now),
         };
         Tick::Next { frame, after: until_login.map_or(after, |rest| after.min(rest)) }
     }
@@ -436,7 +437,7 @@ impl Protocol for WebSocketProtocol {
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Message>) {
         if matches!(reason, CloseReason::Panic) {
             self.server.counters.panics.fetch_add(1, Relaxed);
-            tracing::error!(connection = %context.id(), "connection ended by a panic");
+            tracing::error!(connection = %context.id(), "connection closed by a panic");
         }
         if let Some(state) = state(context) {
             state.connection.close(Disconnect::NORMAL_CLOSURE);

@@ -1,4 +1,4 @@
-//! A timeout for writes to a peer that does not read.
+//! A write timeout for streams.
 
 use std::io;
 use std::pin::Pin;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream whose writes fail with `TimedOut` when the peer takes no byte for as long as the limit. An HTTP library would wait for
-/// ever. Reads have no timeout.
+/// A stream whose writes fail with `TimedOut` if the peer reads nothing for the duration of the limit. hyper has no write timeout.
+/// Reads have no timeout.
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
-    /// The deadline of the pending write, flush or shutdown, while there is one.
+    /// The deadline of the pending write, flush or shutdown, if any.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
