@@ -18,14 +18,14 @@ pub struct Grants {
 /// A rule of one of the session's roles.
 #[derive(Debug)]
 pub(crate) struct Grant {
-    /// The place of the rule in the list of rules, from zero.
+    /// The zero-based index of the rule in the list of rules.
     pub(crate) index: usize,
     pub(crate) rule: Arc<Rule>,
     /// `None` means all rows.
     row_filter: Option<Filter>,
 }
 
-/// The access of a session to a bucket by an operation.
+/// The access of a session to a bucket with an operation.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Access {
@@ -33,8 +33,8 @@ pub enum Access {
     Denied,
     /// Full access.
     All,
-    /// Access to the rows that the filter matches. It does not cover operations on a bucket as a whole, such as `store.stats` and
-    /// `store.dropBucket`.
+    /// Access to the rows that match the filter. Operations that affect all rows, such as `store.stats` and `store.dropBucket`, are
+    /// denied.
     Rows(Filter),
 }
 
@@ -48,8 +48,8 @@ impl Grants {
         Self { default, grants: grants.collect() }
     }
 
-    /// Returns the access of an operation to a bucket, or of an operation that names no bucket. An operation on several buckets
-    /// needs a call for each.
+    /// Returns the access to a bucket with an operation; `None` for an operation without a bucket. For an operation on several
+    /// buckets, call this for each of them.
     pub fn access(&self, operation: &str, bucket: Option<&str>) -> Access {
         self.rule_access(operation, bucket).unwrap_or_else(|| self.default_access())
     }
@@ -78,25 +78,24 @@ impl Grants {
         filter.map(Access::Rows)
     }
 
-    /// The rules that apply to an operation on a bucket.
+    /// Returns the rules that apply to an operation on a bucket.
     pub(crate) fn matching<'a>(&'a self, operation: &str, bucket: Option<&str>) -> impl Iterator<Item = &'a Grant> {
         self.grants.iter().filter(move |grant| grant.covers(operation) && grant.covers_bucket(operation, bucket))
     }
 
-    /// Returns whether an operation of `rules.*` is allowed on a topic, or on the key or pattern that the request names instead;
-    /// `*` if it names none.
+    /// Returns whether a `rules.*` operation is allowed on a topic, key or pattern; `*` if the request has none.
     ///
     /// A requested pattern is compared literally: a rule for `orders.*` allows subscribing to `orders.*`, but not to `*`.
     pub fn topic_access(&self, operation: &str, topic: &str) -> bool {
         self.default == DefaultAccess::Allow || self.rules_allow_topic(operation, topic)
     }
 
-    /// Returns whether the rules alone allow an operation of `rules.*` on a topic.
+    /// Returns whether the rules alone allow a `rules.*` operation on a topic.
     pub(crate) fn rules_allow_topic(&self, operation: &str, topic: &str) -> bool {
         self.matching_topic(operation, topic).next().is_some()
     }
 
-    /// The rules that allow an operation of `rules.*` on a topic.
+    /// Returns the rules that allow a `rules.*` operation on a topic.
     pub(crate) fn matching_topic<'a>(&'a self, operation: &str, topic: &str) -> impl Iterator<Item = &'a Grant> {
         let is_allowed = move |grant: &Grant| match &grant.rule.topics {
             Some(topics) => topics.iter().any(|pattern| pattern.matches(topic)),
@@ -107,8 +106,8 @@ impl Grants {
             .filter(move |grant| grant.covers(operation) && grant.row_filter.is_none() && is_allowed(grant))
     }
 
-    /// Returns whether an operation is allowed on at least one bucket or topic. If it is not, a request with invalid parameters is
-    /// forbidden, and its errors are not disclosed.
+    /// Returns whether an operation is allowed on at least one bucket or topic. If not, a request with invalid parameters fails with
+    /// `FORBIDDEN` instead of the parameter error.
     pub fn may_ever(&self, operation: &str) -> bool {
         self.default == DefaultAccess::Allow || self.rules_may_ever_allow(operation)
     }
@@ -124,13 +123,13 @@ impl Grants {
         self.grants.iter().any(|grant| grant.covers(operation) && is_allowed(grant))
     }
 
-    /// The buckets that the rules for an operation name.
+    /// Returns the buckets that are named by the rules for an operation.
     pub(crate) fn buckets(&self, operation: &str) -> Vec<&str> {
         let rules = self.grants.iter().filter(|grant| grant.covers(operation)).map(|grant| &grant.rule);
         rules.flat_map(|rule| rule.buckets.iter().flatten()).map(String::as_str).collect()
     }
 
-    /// Returns whether a rule has a row filter: some rows may be hidden.
+    /// Returns whether a rule has a row filter, so that some rows may be hidden.
     pub(crate) fn have_row_filters(&self) -> bool {
         self.grants.iter().any(|grant| grant.row_filter.is_some())
     }
@@ -200,7 +199,7 @@ mod tests {
 
     #[test]
     fn rules_add_to_the_default() {
-        let rules = [Rule::new("member", ["store.get"]).on_buckets(["b"]), Rule::new("nobody", ["*"])];
+        let rules = [Rule::new("member", ["store.get"]).on_buckets(["b"]), Rule::new("other", ["*"])];
         let grants = grants(DefaultAccess::Allow, rules.clone());
         for (operation, bucket) in [("store.get", Some("b")), ("store.get", Some("c")), ("server.stats", None)] {
             assert_eq!(grants.access(operation, bucket), Access::All, "{operation}");
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_with_buckets_denies_operations_without_bucket() {
+    fn rule_with_buckets_denies_operations_without_bucket() {
         let grants = deny([Rule::new("member", ["*"]).on_buckets(["b"])]);
         for operation in ["store.stats", "store.listQueries", "server.stats", "procedures.call", "rules.emit"] {
             assert_eq!(grants.access(operation, None), Access::Denied, "{operation}");
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_filter_that_matches_nothing_overrides_the_default() {
+    fn row_filter_that_matches_nothing_overrides_the_default() {
         let rule = || {
             let rows = json!({"team": {"$neq": "{{ session.metadata.team }}"}});
             Rule::new("member", ["store.*"]).on_rows(rows).unwrap()
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_with_a_row_filter_allows_no_topic() {
+    fn rule_with_row_filter_allows_no_topic() {
         let grants = deny([own(Rule::new("member", ["*"]))]);
         assert!(!grants.topic_access("rules.subscribe", "bucket.b.inserted") && !grants.may_ever("rules.subscribe"));
         assert_eq!(grants.access("rules.stats", None), Access::Denied);
@@ -321,7 +320,7 @@ mod tests {
             Rule::new("member", ["rules.emit"]).on_topics(["t"]),
             Rule::new("member", ["rules.subscribe"]).on_topics([""; 0]),
             Rule::new("member", ["rules.getFact", "server.stats"]).on_buckets(["b"]),
-            Rule::new("nobody", ["*"]),
+            Rule::new("other", ["*"]),
             own(Rule::new("editor", ["store.insert"])),
         ]);
         for (operation, expected) in [

@@ -1,8 +1,8 @@
 //! Authentication and authorization: tokens, sessions, permissions.
 //!
-//! [`Auth`] is the setting of a server. A [`TokenValidator`] turns the token of a login into a [`Session`]; [`StaticTokens`] and [`Jwt`]
-//! are two of them. [`Permissions`] decide what the roles of a session may do. There is no I/O and no clock here: the current time is
-//! an argument.
+//! [`Auth`] has the options of a server. A [`TokenValidator`] turns the token of a login into a [`Session`]; [`StaticTokens`] and
+//! [`Jwt`] are the built-in validators. [`Permissions`] decide what the roles of a session may do. This module does no I/O and has no
+//! clock: the current time is an argument.
 
 mod credential;
 mod grants;
@@ -25,7 +25,7 @@ pub use jwt::{Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions};
 pub use options::{Auth, BeforeLogin};
 pub use permissions::{DefaultAccess, PermissionCheck, Permissions, Rule, RuleError};
 pub(crate) use reloadable::ReloadableValidator;
-pub(crate) use revocations::{Full, Revocations};
+pub(crate) use revocations::{Revocations, TooManyRevocations};
 pub use session::Session;
 pub(crate) use strength::{MIN_TOKEN_BITS, strength_bits};
 pub use tier::Tier;

@@ -1,4 +1,4 @@
-//! Settings of authentication and permissions.
+//! Options of authentication and permissions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{PermissionCheck, Permissions, Tier, TokenValidator};
 use crate::RateLimit;
 
-/// The settings of authentication and permissions.
+/// The options of authentication and permissions.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Auth {
@@ -15,29 +15,29 @@ pub struct Auth {
     pub required: bool,
     /// Validates the tokens of logins.
     pub validator: Arc<dyn TokenValidator>,
-    /// The permission rules. Default: none; sessions may do what their tiers allow.
+    /// The permission rules. Default: none; only tiers restrict sessions.
     pub permissions: Permissions,
-    /// The tier of a session that has none of the roles `reader`, `writer` and `admin`. Above it, only a permission rule for one of
-    /// its roles, or the [check](Self::check), allows an operation. Default: [`Tier::Write`], because a user of the application
-    /// reads and writes records, and does not define buckets.
+    /// The tier of a session without any of the roles `reader`, `writer` and `admin`. Operations above it need a permission rule for
+    /// one of its roles, or must be allowed by the [check](Self::check). Default: [`Tier::Write`], because users of an application
+    /// read and write records but do not define buckets.
     pub default_tier: Tier,
-    /// The tier of clients without a login, if none is [required](Self::required). Permission rules do not apply to them. Default:
-    /// none, so that such clients may do everything, as on a server without auth.
+    /// The tier of clients without a login, if no login is [required](Self::required). Permission rules do not apply to them.
+    /// Default: none, so that they have full access, as on a server without auth.
     pub anonymous_tier: Option<Tier>,
-    /// A check of the host application, consulted before the rules. Default: none.
+    /// A permission check of the embedding program, which takes precedence over the rules. Default: none.
     pub check: Option<Arc<dyn PermissionCheck>>,
-    /// The time from the connection to its first login, where a login is required. Later the connection is closed with
+    /// The timeout of the first login of a connection, if a login is required. When it expires, the connection is closed with
     /// [`Disconnect::LOGIN_TIMEOUT`](crate::Disconnect::LOGIN_TIMEOUT). Default: 2 min, enough to type a password.
     pub login_timeout: Option<Duration>,
-    /// The failed logins of an IP address (IPv6: of a /64) in a sliding window. At the limit further logins are refused with
-    /// `RATE_LIMITED`, also with a valid token. Default: 30 in a minute, more than clients with expired tokens make.
+    /// The limit of failed logins from one IP address (for IPv6, from a /64) in a sliding window. When it is reached, further logins
+    /// are rejected with `RATE_LIMITED`, even with a valid token. Default: 30 per minute, more than clients with expired tokens cause.
     pub login_rate_limit: RateLimit,
-    /// The limits of clients that have not logged in, where a login is required.
+    /// The limits of clients before their first login, if a login is required.
     pub before_login: BeforeLogin,
 }
 
 impl Auth {
-    /// Creates settings that require a login and have no permission rules.
+    /// Creates options that require a login and have no permission rules.
     pub fn new(validator: impl TokenValidator) -> Self {
         Self {
             required: true,
@@ -123,18 +123,18 @@ impl fmt::Debug for Auth {
     }
 }
 
-/// The limits of clients that have not logged in, where a login is required. They end with the first login of a connection.
+/// The limits of clients before their first login, if a login is required.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BeforeLogin {
-    /// The limit of a message in bytes, and of messages that wait while a token is validated. The limit of the server applies too.
-    /// Default: 16 KiB, enough for a large signed token.
+    /// The maximum size of a message in bytes, and of the messages queued while a token is validated. The limit of the server also
+    /// applies. Default: 16 KiB, enough for a large signed token.
     pub max_payload_bytes: usize,
-    /// The messages of one IP address (IPv6: of a /64) in a sliding window, whatever they are. Default: 1000 in 10 s, which a crowd
-    /// behind one address does not reach when it reconnects.
+    /// The limit of all messages from one IP address (for IPv6, from a /64) in a sliding window. Default: 1000 in 10 s, which many
+    /// clients behind one address do not reach when they reconnect.
     pub rate_limit: RateLimit,
-    /// The limit of connections of one IP address (IPv6: of a /64) that have not logged in. Default: 1000, which hold at most a few
-    /// dozen MiB.
+    /// The maximum number of connections from one IP address (for IPv6, from a /64) that have not logged in. Default: 1000, which use
+    /// at most a few dozen MiB.
     pub max_connections_per_ip: usize,
 }
 

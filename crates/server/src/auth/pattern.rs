@@ -1,6 +1,6 @@
 //! Patterns for the names of operations and topics.
 
-/// A pattern: `*`, `prefix.*`, or an exact name. Any other text is an exact name that nothing has; see [`Pattern::is_valid`].
+/// A pattern: `*`, `prefix.*`, or an exact name. Any other text is treated as an exact name, but is not [valid](Pattern::is_valid).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Pattern {
     All,
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_is_a_wildcard_a_prefix_or_a_name() {
+    fn pattern_matches_wildcard_prefix_or_name() {
         for (pattern, name, expected) in [
             ("*", "store.get", true),
             ("*", "", true),

@@ -1,7 +1,7 @@
 //! Permission rules by role, operation, bucket and row.
 //!
-//! Rules only allow. The default applies where no rule of a session's roles covers an operation. A rule with a row filter is
-//! therefore only safe with the default `deny`: with `allow`, an operation that the rule does not name has access to every row.
+//! Rules only grant access. The default applies if no rule of a session's roles covers an operation. So a rule with a row filter is
+//! safe only with the default `deny`: with `allow`, an operation that the rule does not name has access to all rows.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::pattern::Pattern;
 use super::row_filter::{RowFilter, SessionValues};
 use super::{Grants, Session};
 
-/// A permission check of the host application, consulted before the rules.
+/// A permission check of the embedding program, which takes precedence over the rules.
 pub trait PermissionCheck: Send + Sync + 'static {
     /// Returns whether a session may use an operation on a resource. `None` leaves the decision to the rules.
     fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool>;
@@ -49,7 +49,7 @@ pub struct Permissions {
     rules: Arc<[Arc<Rule>]>,
 }
 
-/// The access where no rule covers an operation. There is no default for it: which one is safe depends on the rules.
+/// The access if no rule covers an operation. It has no `Default`, because the safe choice depends on the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefaultAccess {
@@ -59,7 +59,7 @@ pub enum DefaultAccess {
     Deny,
 }
 
-/// A rule that allows a role some operations, optionally restricted to buckets, topics and rows.
+/// A rule that allows operations to a role, optionally restricted to buckets, topics and rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
     pub(super) role: String,
@@ -77,7 +77,7 @@ pub enum RuleError {
     #[error("the role of a rule must be a non-empty string")]
     NoRole,
     /// The list of operations is empty.
-    #[error("the rule allows no operation; name at least one, or use \"*\"")]
+    #[error("the rule allows no operation; list at least one, or use \"*\"")]
     NothingAllowed,
     /// A pattern that nothing can match.
     #[error(
@@ -112,10 +112,10 @@ pub enum RuleError {
         parameter: String,
         /// The field that is compared.
         field: String,
-        /// The type that the operator takes.
+        /// The type that the operator expects.
         expected: &'static str,
     },
-    /// A field is compared with a list or object, which no value equals.
+    /// A field is compared with a list or object, which never equals a value.
     #[error("expected a string, number, boolean or null for `{field}`, got a list or object")]
     NotComparable {
         /// The field that is compared.
@@ -134,7 +134,7 @@ impl Permissions {
         Self::new(DefaultAccess::Allow, [])
     }
 
-    /// The roles that the rules name, each once, in their order.
+    /// Returns the roles in the rules, without duplicates, in order.
     pub(crate) fn roles(&self) -> Vec<&str> {
         let mut roles: Vec<&str> = Vec::new();
         for rule in &*self.rules {
@@ -145,7 +145,7 @@ impl Permissions {
         roles
     }
 
-    /// The buckets that the rules name, each once, in their order.
+    /// Returns the buckets in the rules, without duplicates, in order.
     pub(crate) fn buckets(&self) -> Vec<&str> {
         let mut buckets: Vec<&str> = Vec::new();
         for bucket in self.rules.iter().flat_map(|rule| rule.buckets.iter().flatten()) {
@@ -156,12 +156,12 @@ impl Permissions {
         buckets
     }
 
-    /// Whether clients that permissions do not bind may do more than others.
+    /// Returns whether the rules restrict sessions, so that clients to which they do not apply have more access.
     pub(crate) fn restrict_anything(&self) -> bool {
         self.default == DefaultAccess::Deny || self.rules.iter().any(|rule| rule.row_filter.is_some())
     }
 
-    /// Returns the permissions of a session. They are computed once, at the login, and consulted at every request.
+    /// Returns the permissions of a session. The server computes them once, at login.
     pub fn for_session(&self, session: &Session) -> Grants {
         let mut values = None;
         let own = self.rules.iter().enumerate().filter(|(_, rule)| session.roles.contains(&rule.role));
@@ -176,26 +176,26 @@ impl Permissions {
 }
 
 impl Rule {
-    /// Creates a rule that allows a role the operations that match one of these patterns: `*`, a prefix such as `store.*`, or a
-    /// name such as `store.get`.
+    /// Creates a rule that allows a role the operations that match one of the patterns: `*`, a prefix such as `store.*`, or a name
+    /// such as `store.get`.
     pub fn new(role: impl Into<String>, allow: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         Self { role: role.into(), allow: patterns(allow), buckets: None, topics: None, row_filter: None }
     }
 
-    /// Restricts the rule to these buckets. It then allows no operation that names no bucket, such as `store.stats`.
+    /// Restricts the rule to these buckets. It then does not allow operations without a bucket, such as `store.stats`.
     #[must_use]
     pub fn on_buckets(self, buckets: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { buckets: Some(buckets.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Restricts the operations `rules.*` to topics that match one of these patterns.
+    /// Restricts `rules.*` operations to topics that match one of the patterns.
     #[must_use]
     pub fn on_topics(self, topics: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         Self { topics: Some(patterns(topics)), ..self }
     }
 
-    /// Restricts the rule to rows that a filter matches. The filter may contain the parameters `{{ session.userId }}`,
-    /// `{{ session.roles }}` and `{{ session.metadata.NAME }}`. For a session that lacks a value of the filter, the rule allows no row.
+    /// Restricts the rule to rows that match a filter. The filter may contain the parameters `{{ session.userId }}`,
+    /// `{{ session.roles }}` and `{{ session.metadata.NAME }}`. If a session lacks one of the values, the rule allows no rows.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Rule {
         &self.role
     }
 
-    /// The rule, as in a configuration file.
+    /// Returns the rule as in a configuration file.
     pub(crate) fn to_json(&self) -> Json {
         let texts = |patterns: &Vec<Pattern>| patterns.iter().map(Pattern::text).collect::<Vec<_>>();
         let mut json = json!({"role": self.role, "allow": texts(&self.allow)});
@@ -226,12 +226,13 @@ impl Rule {
         json
     }
 
-    /// The row filter, with its parameters.
+    /// Returns the row filter with its parameters.
     pub(crate) fn row_filter(&self) -> Option<&Json> {
         self.row_filter.as_ref().map(RowFilter::json)
     }
 
-    /// Checks that the rule can match. A rule that cannot is harmless but a mistake, so rules of a configuration are checked.
+    /// Checks that the rule can match. A rule that cannot is harmless but probably a mistake, so the rules in a configuration are
+    /// checked.
     ///
     /// # Errors
     ///
@@ -266,10 +267,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_that_cannot_match_is_invalid() {
+    fn rule_that_cannot_match_is_invalid() {
         for (rule, error) in [
             (Rule::new("", ["*"]), "the role of a rule must be a non-empty string"),
-            (Rule::new("r", [""; 0]), "the rule allows no operation; name at least one, or use \"*\""),
+            (Rule::new("r", [""; 0]), "the rule allows no operation; list at least one, or use \"*\""),
             (
                 Rule::new("r", ["store.get", "store*"]),
                 "invalid pattern \"store*\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_filter_applies_to_records_only() {
+    fn row_filter_on_topics_is_rejected() {
         let target = |rule: Rule| match rule.on_rows(json!({"a": 1})) {
             Err(RuleError::RowFilterOnTopics { target }) => target,
             other => panic!("{other:?}"),
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_filter_is_checked_when_the_rule_is_created() {
+    fn row_filter_is_checked_when_the_rule_is_created() {
         let rule = |filter| Rule::new("r", ["*"]).on_rows(filter);
         assert!(matches!(rule(json!({"a": {"$regex": "x"}})), Err(RuleError::Filter(_))));
         assert!(matches!(rule(json!({"a": "{{ session.name }}"})), Err(RuleError::UnknownParameter { .. })));

@@ -1,11 +1,11 @@
-//! A validator that can be replaced while the server runs.
+//! A validator that can be replaced while the server is running.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::{Session, TokenValidator, Validation};
 
-/// Validates tokens by another validator, which can be replaced.
+/// Delegates to a validator that can be replaced.
 pub(crate) struct ReloadableValidator {
     current: RwLock<Arc<dyn TokenValidator>>,
 }
@@ -15,13 +15,13 @@ impl ReloadableValidator {
         Self { current: RwLock::new(validator) }
     }
 
-    /// Validates all further logins by this validator.
+    /// Replaces the validator for all later logins.
     pub(crate) fn replace(&self, validator: Arc<dyn TokenValidator>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *current, validator);
-        // Its `drop` may be code of the embedding program, and does not run under the lock.
+        let previous = std::mem::replace(&mut *current, validator);
+        // Its `drop` may be code of the embedding program, so it must not run under the lock.
         drop(current);
-        drop(before);
+        drop(previous);
     }
 
     fn current(&self) -> Arc<dyn TokenValidator> {

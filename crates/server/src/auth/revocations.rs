@@ -1,4 +1,4 @@
-//! Revoked users, who are barred from logging in for some time.
+//! Revoked users, whose logins are rejected for some time.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// The revoked users, shared by all connections.
 ///
-/// Holds at most twice as many entries as users were revoked in the last `ttl`, plus [`MIN_THRESHOLD`]. No entry is dropped before
-/// it expires, because that would let a revoked user in again. So clients may not add more than [`Self::MAX_USERS`].
+/// Holds at most twice as many entries as users were revoked within the last `ttl`, plus [`MIN_THRESHOLD`]. No entry is removed before
+/// it expires, because a revoked user could then log in again. Therefore clients may add at most [`Self::MAX_USERS`].
 #[derive(Debug)]
 pub(crate) struct Revocations {
     ttl: u64,
@@ -22,44 +22,44 @@ struct List {
     threshold: usize,
 }
 
-/// Shorter lists are not searched for expired entries.
+/// Minimum length of the list before expired entries are removed.
 const MIN_THRESHOLD: usize = 64;
 
-/// The list has as many users as clients may add.
+/// The limit of the users that clients may revoke is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct TooManyRevocations;
 
 impl Revocations {
-    /// The users that clients may add to the list: far more than an administrator revokes within the time to live.
+    /// Limit of the users that clients may add: far more than an administrator revokes within the time to live.
     pub(crate) const MAX_USERS: usize = 100_000;
 
     pub(crate) fn new(ttl: Duration) -> Self {
         Self { ttl: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), list: Mutex::default() }
     }
 
-    /// Bars a user from logging in for the time to live from `now` on. Repeating it extends the time and never shortens it.
+    /// Rejects logins of a user from `now` on for the time to live. A repeated revocation extends the time but never shortens it.
     pub(crate) fn revoke(&self, user_id: &str, now: u64) {
         self.lock().add(user_id, now.saturating_add(self.ttl), now);
     }
 
-    /// The same at the request of a client. Returns until when the user is barred.
-    pub(crate) fn revoke_for_client(&self, user_id: &str, now: u64) -> Result<u64, Full> {
+    /// Like [`revoke`](Self::revoke), but limits the number of users. Returns the end of the revocation.
+    pub(crate) fn revoke_for_client(&self, user_id: &str, now: u64) -> Result<u64, TooManyRevocations> {
         let mut list = self.lock();
         if list.until.len() >= Self::MAX_USERS && !list.until.contains_key(user_id) {
             list.remove_expired(now);
             if list.until.len() >= Self::MAX_USERS {
-                return Err(Full);
+                return Err(TooManyRevocations);
             }
         }
         Ok(list.add(user_id, now.saturating_add(self.ttl), now))
     }
 
-    /// Bars a user until this time, as it was stored before a restart.
+    /// Adds a revocation that was stored before a restart.
     pub(crate) fn restore(&self, user_id: &str, until: u64, now: u64) {
         self.lock().add(user_id, until, now);
     }
 
-    /// Whether revoking a user lasts at all.
+    /// Returns whether the time to live is greater than zero.
     pub(crate) fn has_ttl(&self) -> bool {
         self.ttl > 0
     }
@@ -74,9 +74,9 @@ impl Revocations {
 }
 
 impl List {
-    /// Returns until when the user is barred.
+    /// Adds or extends a revocation. Returns its end.
     fn add(&mut self, user_id: &str, until: u64, now: u64) -> u64 {
-        // Only when the list has doubled, so that the amortized cost of an entry is constant.
+        // Only when the list has doubled, so that the amortized cost per entry is constant.
         if self.until.len() >= self.threshold.max(MIN_THRESHOLD) {
             self.remove_expired(now);
         }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_ends_after_its_time_to_live() {
+    fn revocation_ends_after_its_time_to_live() {
         let revocations = revocations();
         revocations.revoke("ann", 100);
         assert!(revocations.is_revoked("ann", 100) && revocations.is_revoked("ann", 1099));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn repeating_a_revocation_extends_and_never_shortens_it() {
+    fn repeated_revocation_extends_and_never_shortens() {
         let revocations = revocations();
         revocations.revoke("ann", 100);
         revocations.revoke("ann", 600);
@@ -126,8 +126,8 @@ mod tests {
             revocations.revoke(&user.to_string(), now);
             let held = revocations.lock().until.len();
             assert!(held <= 200, "{held}");
-            let not_over = user.saturating_sub(99)..=user;
-            assert!(not_over.into_iter().all(|user| revocations.is_revoked(&user.to_string(), now)), "{user}");
+            let unexpired = user.saturating_sub(99)..=user;
+            assert!(unexpired.into_iter().all(|user| revocations.is_revoked(&user.to_string(), now)), "{user}");
         }
         let many = Revocations::new(Duration::from_secs(1));
         (0..1000).for_each(|user| many.revoke(&user.to_string(), 0));
@@ -135,11 +135,11 @@ mod tests {
     }
 
     #[test]
-    fn clients_add_a_limited_number_of_users() {
+    fn clients_may_revoke_a_limited_number_of_users() {
         let revocations = revocations();
         (0..Revocations::MAX_USERS).for_each(|user| revocations.restore(&user.to_string(), 500, 0));
-        assert_eq!(revocations.revoke_for_client("ann", 499), Err(Full));
-        assert_eq!(revocations.revoke_for_client("7", 499), Ok(1499), "a user of the list is extended");
+        assert_eq!(revocations.revoke_for_client("ann", 499), Err(TooManyRevocations));
+        assert_eq!(revocations.revoke_for_client("7", 499), Ok(1499), "a listed user is extended");
         revocations.revoke("bob", 499);
         assert!(revocations.is_revoked("bob", 499) && !revocations.is_revoked("ann", 499));
         assert_eq!(revocations.revoke_for_client("ann", 500), Ok(1500), "the others have expired");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_time_to_live_does_not_overflow() {
+    fn maximum_time_to_live_does_not_overflow() {
         let revocations = Revocations::new(Duration::MAX);
         revocations.revoke("ann", 5);
         assert!(revocations.is_revoked("ann", u64::MAX - 1));

@@ -1,9 +1,9 @@
 //! Row filters of rules: filters with parameters that are resolved per session.
 //!
-//! A row filter must never match more rows than its author intended, so it is stricter than the filters of queries. Errors that can
-//! be detected without a session are errors of the rule. A session that lacks a value of the filter matches no row. A null counts
-//! as a missing value, and so do lists and objects where a single value is required: no value equals them, so `$neq` would match
-//! every row.
+//! A row filter must never match more rows than its author intended, so it is stricter than the filter of a query. Errors that can be
+//! detected without a session are errors of the rule. If a session lacks a value of the filter, the filter matches no row. Null is
+//! treated as a missing value, and so are lists and objects where a single value is required: they equal no value, so `$neq` would
+//! match every row.
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::Filter;
@@ -24,7 +24,7 @@ impl RowFilter {
         Ok(Self(json))
     }
 
-    /// The filter, with its parameters.
+    /// Returns the filter with its parameters.
     pub(super) fn json(&self) -> &Json {
         &self.0
     }
@@ -51,7 +51,7 @@ impl SessionValues {
     }
 }
 
-/// Removes nulls, and lists that contain null: they count as missing values.
+/// Removes nulls and lists that contain null, which are treated as missing values.
 fn without_nulls(members: &Map<String, Json>) -> Map<String, Json> {
     let kept = members.iter().filter_map(|(name, value)| {
         let value = match value {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_value_matches_no_row() {
+    fn missing_value_matches_no_row() {
         let parameter = "{{ session.metadata.org.team }}";
         let filters = [
             json!({"team": parameter}),
@@ -205,7 +205,7 @@ mod tests {
             json!({"team": {"$endsWith": parameter}}),
             json!({"team": {"$between": parameter}}),
             json!({"team": {"$between": [0, parameter]}}),
-            // Not even the alternative without the parameter.
+            // Not even the alternative without the parameter matches.
             json!({"$or": [{"team": 1}, {"team": {"$neq": parameter}}]}),
         ];
         let without = [
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_place_of_a_value_matches_no_row() {
+    fn list_instead_of_a_value_matches_no_row() {
         for filter in [
             json!({"team": {"$neq": "{{ session.metadata.team }}"}}),
             json!({"team": {"$nin": ["{{ session.metadata.team }}"]}}),

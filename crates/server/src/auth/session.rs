@@ -17,11 +17,11 @@ pub struct Session {
     pub metadata: Map<String, Json>,
     /// When the session expires, in milliseconds since 1970. `None` means never.
     pub expires_at: Option<u64>,
-    /// What the user logged in with. `None` means that the session does not depend on it.
+    /// The credential with which the user logged in. `None` if the session was created by the embedding program.
     pub(super) credential: Option<Credential>,
 }
 
-/// Sessions are equal if they are those of the same user with the same rights, whatever the user logged in with.
+/// Sessions are equal if user, roles, metadata and expiry are equal. The credential is ignored.
 impl PartialEq for Session {
     fn eq(&self, other: &Self) -> bool {
         let Self { user_id, roles, metadata, expires_at, credential: _ } = self;
@@ -55,7 +55,7 @@ impl Session {
         self.expires_at.is_some_and(|expires_at| expires_at <= now)
     }
 
-    /// Returns the highest tier of the roles `reader`, `writer` and `admin`. A session that has none of them has the
+    /// Returns the highest tier of the roles `reader`, `writer` and `admin`. A session without any of them has the
     /// [default tier](crate::auth::Auth::default_tier) of the server.
     pub fn tier(&self) -> Option<Tier> {
         self.roles.iter().filter_map(|role| Tier::of_role(role)).max()

@@ -1,19 +1,19 @@
-//! An estimate of how hard a static token is to guess.
+//! An estimate of the strength of static tokens.
 
 use std::collections::BTreeSet;
 
-/// Weaker tokens are warned about: 128 bits cannot be guessed, whatever the rate of attempts.
+/// Weaker tokens cause a warning. 128 bits cannot be guessed at any rate of attempts.
 pub(crate) const MIN_TOKEN_BITS: u32 = 128;
 
-/// Fewer different characters are counted instead of the alphabet that they come from.
-const FEW_CHARACTERS: usize = 8;
+/// A token with fewer distinct characters is assumed to be drawn from these characters only.
+const MIN_DISTINCT_CHARACTERS: usize = 8;
 
-/// Returns the strength of a token in bits, on the assumption that its characters are random: their number, times the bits of
-/// one character of their alphabet. It is an upper bound, since a long phrase or a date has an alphabet as well.
+/// Returns the strength of a token in bits, assuming that its characters are random: their number times the bits per character of
+/// their alphabet. This is an upper bound, because a phrase or date is not random.
 ///
-/// The alphabet is the smallest of these that has all letters and digits of the token: digits, hexadecimal digits, letters of
-/// one case, the same with digits, and otherwise that of base64. In all but the last, other characters are separators, as in a
-/// UUID, and do not count. A token of fewer than eight different characters, such as `aaaa…`, has these as its alphabet.
+/// The alphabet is the smallest of these that contains all letters and digits of the token: digits, hexadecimal digits, letters of
+/// one case, letters of one case and digits, base64. Except for base64, other characters are separators, as in a UUID, and do not
+/// count. A token with fewer than eight distinct characters, such as `aaaa…`, has only these as its alphabet.
 pub(crate) fn strength_bits(token: &str) -> u32 {
     let is = |class: fn(char) -> bool| token.chars().filter(char::is_ascii_alphanumeric).all(class);
     let (count_all, count) = (token.chars().count(), token.chars().filter(char::is_ascii_alphanumeric).count());
@@ -30,8 +30,9 @@ pub(crate) fn strength_bits(token: &str) -> u32 {
     } else {
         (64, count_all)
     };
-    let different = token.chars().collect::<BTreeSet<_>>().len();
-    let (alphabet, len) = if different < FEW_CHARACTERS { (different.max(1), count_all) } else { (alphabet, len) };
+    let distinct = token.chars().collect::<BTreeSet<_>>().len();
+    let (alphabet, len) =
+        if distinct < MIN_DISTINCT_CHARACTERS { (distinct.max(1), count_all) } else { (alphabet, len) };
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -15,7 +15,7 @@ impl Tier {
     /// All tiers, from the lowest to the highest.
     pub(crate) const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Admin];
 
-    /// Returns the tier of the roles `reader`, `writer` and `admin`. Other roles have none.
+    /// Returns the tier of a built-in role: `reader`, `writer` or `admin`. Other roles have none.
     pub fn of_role(role: &str) -> Option<Self> {
         match role {
             "reader" => Some(Self::Read),
@@ -25,7 +25,7 @@ impl Tier {
         }
     }
 
-    /// The built-in role that has this tier.
+    /// Returns the built-in role with this tier.
     pub(crate) const fn role(self) -> &'static str {
         match self {
             Self::Read => "reader",

@@ -1,4 +1,4 @@
-//! Static tokens: a fixed list from the configuration.
+//! Static tokens: a fixed list in the configuration.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -14,22 +14,22 @@ use super::{Session, TokenValidator, Validation};
 
 /// A fixed list of tokens and their users.
 ///
-/// A token is given as it is, or as `sha256:` and its SHA-256 in 64 hexadecimal digits, so that who reads the list cannot log in.
-/// Tokens are stored and looked up by an HMAC under a random key, so that neither the time of a lookup nor the memory of the
-/// process reveals a token.
+/// A token is given in plain text, or as `sha256:` followed by its SHA-256 in 64 hexadecimal digits, so that a reader of the list
+/// cannot log in. Tokens are stored and looked up by an HMAC under a random key, so that neither the timing of a lookup nor the memory
+/// of the process reveals a token.
 pub struct StaticTokens {
-    tokens: HashMap<Credential, Known>,
-    /// What the sessions of these tokens rest on.
+    tokens: HashMap<Credential, TokenEntry>,
+    /// The credentials of the sessions of these tokens.
     credentials: HashSet<Credential>,
 }
 
-struct Known {
+struct TokenEntry {
     user: StaticToken,
-    /// What its sessions rest on: the token, and everything that the list says of it.
+    /// The credential of its sessions, derived from the token and all its settings.
     credential: Credential,
 }
 
-/// The beginning of a token that is given by its SHA-256.
+/// The prefix of a token that is given by its SHA-256.
 const SHA256_PREFIX: &str = "sha256:";
 
 /// The user of a static token.
@@ -55,11 +55,11 @@ pub enum TokenExpiry {
     Never,
     /// At this time, in milliseconds since 1970.
     At(u64),
-    /// Sessions expire this long after their login. The token itself stays valid for further logins.
+    /// Sessions expire this long after their login. The token itself remains valid for later logins.
     After(Duration),
 }
 
-/// Why a list of tokens is invalid. Messages name users and never tokens.
+/// Why a list of tokens is invalid. The messages include users but never tokens.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StaticTokensError {
@@ -69,9 +69,9 @@ pub enum StaticTokensError {
         /// The user of the token.
         user_id: String,
     },
-    /// A token begins with `sha256:`, and is not a SHA-256.
+    /// A token starts with `sha256:` but is not a SHA-256.
     #[error(
-        "the token of {user_id:?} begins with `sha256:`; expected 64 hexadecimal digits after it: `printf %s TOKEN | sha256sum`"
+        "invalid SHA-256 for the token of {user_id:?}: expected 64 hexadecimal digits after `sha256:`; create them with `printf %s TOKEN | sha256sum`"
     )]
     NotSha256 {
         /// The user of the token.
@@ -80,18 +80,18 @@ pub enum StaticTokensError {
     /// A token has no user id.
     #[error("token {number} of the list has no user id")]
     NoUser {
-        /// The number of the token, counted from 1.
+        /// The one-based number of the token.
         number: usize,
     },
     /// Two users have the same token.
-    #[error("{user_id:?} and {other:?} have the same token; give each user another one")]
+    #[error("{user_id:?} and {other:?} have the same token; each user needs a different one")]
     Duplicate {
         /// The user of the later token.
         user_id: String,
         /// The user of the earlier token.
         other: String,
     },
-    /// The system has no random numbers for the key.
+    /// The system failed to provide random numbers for the key.
     #[error("the random number generator of the system failed")]
     NoRandomness,
 }
@@ -112,7 +112,7 @@ impl StaticTokens {
             };
             let credential = Credential::of(&[&digest, format!("{user:?}").as_bytes()])?;
             match list.tokens.entry(Credential::of(&[&digest])?) {
-                Entry::Vacant(entry) => drop(entry.insert(Known { user, credential })),
+                Entry::Vacant(entry) => drop(entry.insert(TokenEntry { user, credential })),
                 Entry::Occupied(entry) => {
                     return Err(StaticTokensError::Duplicate {
                         user_id: user.user_id,
@@ -126,7 +126,7 @@ impl StaticTokens {
     }
 
     fn session(&self, token: &str, now: u64) -> Option<Session> {
-        let Known { user, credential } = self.tokens.get(&Credential::of(&[&sha256(token)]).ok()?)?;
+        let TokenEntry { user, credential } = self.tokens.get(&Credential::of(&[&sha256(token)]).ok()?)?;
         let session = Session { credential: Some(*credential), ..user.session(now) };
         (!session.is_expired(now)).then_some(session)
     }
@@ -144,7 +144,7 @@ fn sha256(token: &str) -> [u8; 32] {
     hash
 }
 
-/// Returns the SHA-256 of a token of the list; `None` if it is to be one and is not.
+/// Returns the SHA-256 of a listed token; `None` if it has the prefix `sha256:` but is invalid.
 pub(crate) fn digest_of(token: &str) -> Option<[u8; 32]> {
     let Some(hex) = token.strip_prefix(SHA256_PREFIX) else { return Some(sha256(token)) };
     let digits: Option<Vec<u8>> = hex.chars().map(|digit| digit.to_digit(16)?.try_into().ok()).collect();
@@ -156,7 +156,7 @@ pub(crate) fn digest_of(token: &str) -> Option<[u8; 32]> {
     Some(hash)
 }
 
-/// Whether a token of the list is given by its SHA-256.
+/// Returns whether a listed token is given by its SHA-256.
 pub(crate) fn is_sha256(token: &str) -> bool {
     token.starts_with(SHA256_PREFIX)
 }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_identifies_its_user() {
+    fn token_identifies_its_user() {
         let tokens = StaticTokens::new([
             ("t-ann", token("ann", TokenExpiry::Never)),
             ("t-bob", token("bob", TokenExpiry::Never)),
@@ -241,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_expires_at_its_time() {
+    fn token_expires_at_its_time() {
         let tokens = StaticTokens::new([("t", token("ann", TokenExpiry::At(1000)))]).unwrap();
         assert_eq!(tokens.session("t", 999).unwrap().expires_at, Some(1000));
         assert_eq!(tokens.session("t", 1000), None);
     }
 
     #[test]
-    fn a_relative_expiry_counts_from_each_login() {
+    fn relative_expiry_starts_at_each_login() {
         let expiry = TokenExpiry::After(Duration::from_secs(1));
         let tokens = StaticTokens::new([("t", token("ann", expiry))]).unwrap();
         for now in [0, 500, 5000] {
@@ -260,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_users_and_no_tokens() {
+    fn errors_include_users_but_no_tokens() {
         let one = |user_id: &str| token(user_id, TokenExpiry::Never);
         for (tokens, error) in [
             (vec![("", one("ann"))], "the token of \"ann\" is empty"),
             (vec![("t-a", one("ann")), ("t-b", one(""))], "token 2 of the list has no user id"),
             (
                 vec![("t-a", one("ann")), ("t-a", one("bob"))],
-                "\"bob\" and \"ann\" have the same token; give each user another one",
+                "\"bob\" and \"ann\" have the same token; each user needs a different one",
             ),
         ] {
             assert_eq!(StaticTokens::new(tokens).unwrap_err().to_string(), error);
@@ -280,7 +280,7 @@ mod tests {
     const T_BOB: &str = "sha256:163ed35a3b77f52fb74c241b2b0ecf3930aac9b7b1533e268bb9e611a5e433d0";
 
     #[test]
-    fn a_token_may_be_given_by_its_sha256() {
+    fn token_may_be_given_by_its_sha256() {
         for text in [T_BOB.to_owned(), T_BOB.to_uppercase().replace("SHA256", "sha256")] {
             let tokens = StaticTokens::new([(text, token("bob", TokenExpiry::Never))]).unwrap();
             assert_eq!(tokens.session("t-bob", 5).unwrap().user_id, "bob");
@@ -292,12 +292,12 @@ mod tests {
         assert!(matches!(StaticTokens::new(both), Err(StaticTokensError::Duplicate { .. })));
         for wrong in ["sha256:", &T_BOB[..70], &format!("{T_BOB}0"), &T_BOB.replace('c', "g"), "sha256:é"] {
             let error = StaticTokens::new([(wrong, token("ann", TokenExpiry::Never))]).unwrap_err().to_string();
-            assert!(error.starts_with("the token of \"ann\" begins with `sha256:`; expected 64 hex"), "{error}");
+            assert!(error.starts_with("invalid SHA-256 for the token of \"ann\": expected 64 hex"), "{error}");
         }
     }
 
     #[test]
-    fn a_session_is_kept_while_its_token_is_listed_unchanged() {
+    fn session_is_kept_while_its_token_is_unchanged() {
         let list = |text: &str, token: StaticToken| StaticTokens::new([(text, token)]).unwrap();
         let bob = || token("bob", TokenExpiry::Never);
         let session = list("t-bob", bob()).session("t-bob", 5).unwrap();
@@ -306,7 +306,7 @@ mod tests {
         assert!(!list("t-bob", token("ann", TokenExpiry::Never)).keeps(&session));
         assert!(!list("t-bob", token("bob", TokenExpiry::At(9))).keeps(&session));
         assert!(!list("t-bob", StaticToken::new("bob", ["reader"])).keeps(&session));
-        // The embedding program gave this one, so no list of tokens takes it away.
+        // A session created by the embedding program does not depend on the list.
         assert!(list("t-new", bob()).keeps(&Session::new("bob", ["writer"])));
     }
 }

@@ -17,8 +17,8 @@ pub trait TokenValidator: Send + Sync + 'static {
     /// Returns [`ValidatorFailed`] if the validator itself failed, for example because its database is unreachable.
     fn validate<'a>(&'a self, token: &'a str, now: u64) -> Validation<'a>;
 
-    /// Returns whether a session that an earlier validator has returned may go on now that this one has taken its place: see
-    /// [`Server::reload`](crate::Server::reload). It is also asked about the sessions of in-process clients. Default: yes.
+    /// Returns whether a session from a previous validator remains valid after a [reload](crate::Server::reload). This is also called
+    /// for the sessions of in-process clients. The default implementation returns true.
     fn keeps(&self, session: &Session) -> bool {
         let _ = session;
         true
@@ -35,7 +35,7 @@ impl<V: TokenValidator + ?Sized> TokenValidator for Arc<V> {
     }
 }
 
-/// The validator failed, so the token is neither valid nor invalid.
+/// The validator failed, so the validity of the token is unknown.
 #[derive(Debug, thiserror::Error)]
 #[error("the token validator failed")]
 pub struct ValidatorFailed(#[source] pub Box<dyn std::error::Error + Send + Sync>);

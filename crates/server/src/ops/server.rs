@@ -14,7 +14,7 @@ use super::store_admin::{bounded, store_stats};
 use super::store_writes::owner;
 use super::table::Capabilities;
 use super::{Answer, Call, HandlerResult, ReplyResult, Target, listing};
-use crate::auth::{Full, Revocations};
+use crate::auth::{Revocations, TooManyRevocations};
 use crate::protocol::reply::Data;
 use crate::state::ServerState;
 use crate::{Code, RequestError, revoked_users};
@@ -66,7 +66,7 @@ pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
     let reason = reason.map(|reason| bounded_text(reason, "reason", MAX_REASON_BYTES)).transpose()?;
     call.admit_to(Target::Everything)?;
     let server = call.server;
-    let until = server.revocations.revoke_for_client(&user_id, server.store.now()).map_err(|Full| {
+    let until = server.revocations.revoke_for_client(&user_id, server.store.now()).map_err(|TooManyRevocations| {
         let max = Revocations::MAX_USERS;
         let message = format!("the limit of {max} revoked users is reached; try again when a revocation has expired");
         RequestError::new(Code::RateLimited, message)

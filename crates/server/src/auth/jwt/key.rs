@@ -7,7 +7,7 @@ use rustls_pki_types::pem::{self, PemObject, SectionKind};
 
 use super::JwtAlgorithm;
 
-/// A key in its external form.
+/// A key for the verification of signatures.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JwtKey {
@@ -26,7 +26,7 @@ impl fmt::Debug for JwtKey {
     }
 }
 
-/// Why [`Jwt`](super::Jwt) settings are invalid.
+/// Why the options of [`Jwt`](super::Jwt) are invalid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JwtError {
@@ -45,7 +45,7 @@ pub enum JwtError {
         len: usize,
     },
     /// The secret is a key in PEM.
-    #[error("the secret of HS256 is a key in PEM; with a public key use RS256, ES256 or EdDSA")]
+    #[error("the secret of HS256 is a key in PEM; for a public key use RS256, ES256 or EdDSA")]
     SecretIsPem,
     /// The file is not valid PEM.
     #[error("invalid PEM: {0:?}")]
@@ -54,16 +54,16 @@ pub enum JwtError {
     #[error("no public key found in the PEM; expected a block -----BEGIN PUBLIC KEY-----")]
     NoPublicKey,
     /// The PEM has several public keys.
-    #[error("the PEM has {count} public keys; give exactly one")]
+    #[error("the PEM has {count} public keys; expected exactly one")]
     SeveralPublicKeys {
         /// The number of keys.
         count: usize,
     },
     /// The PEM has a private key.
-    #[error("the PEM has a private key; give the public key only: `openssl pkey -in FILE -pubout`")]
+    #[error("the PEM has a private key; expected only the public key: `openssl pkey -in FILE -pubout`")]
     PrivateKey,
     /// The PEM has a certificate.
-    #[error("the PEM has a certificate; give its public key: `openssl x509 -in FILE -noout -pubkey`")]
+    #[error("the PEM has a certificate; expected its public key: `openssl x509 -in FILE -noout -pubkey`")]
     Certificate,
     /// The public key is in PKCS #1 format.
     #[error("the public key is in PKCS #1 format; convert it with `openssl rsa -RSAPublicKey_in -in FILE -pubout`")]
@@ -94,32 +94,32 @@ pub enum JwtError {
     /// The key set is not valid JSON, or not a key set.
     #[error("invalid key set: {0}; expected an object with a list \"keys\" (JWKS)")]
     KeySet(#[source] serde_json::Error),
-    /// The key set has no key that can be used.
-    #[error("the key set has no key for signatures by RS256, ES256 or EdDSA")]
+    /// The key set has no usable key.
+    #[error("the key set has no key for RS256, ES256 or EdDSA signatures")]
     KeySetEmpty,
     /// A key of the set is malformed.
     #[error("key {number} of the key set is malformed")]
     KeySetMalformed {
-        /// The number of the key, counted from 1.
+        /// The one-based number of the key.
         number: usize,
     },
     /// A key of the set is secret.
-    #[error("key {number} of the key set is a private or symmetric key; give the public keys only")]
+    #[error("key {number} of the key set is a private or symmetric key; expected only public keys")]
     KeySetSecret {
-        /// The number of the key, counted from 1.
+        /// The one-based number of the key.
         number: usize,
     },
     /// Two keys of the set have the same id.
-    #[error("two keys of the key set have the `kid` {kid:?}; give each key another one")]
+    #[error("two keys of the key set have the `kid` {kid:?}; each key needs a different one")]
     KeySetDuplicate {
         /// The id.
         kid: String,
     },
-    /// The system has no random numbers.
+    /// The system failed to provide random numbers.
     #[error("the random number generator of the system failed")]
     NoRandomness,
     /// A setting is the empty string.
-    #[error("{setting} is empty; give a value or remove the setting")]
+    #[error("{setting} is empty; set a value or remove the setting")]
     Empty {
         /// The setting.
         setting: &'static str,
@@ -136,7 +136,7 @@ pub enum JwtError {
 pub(super) enum Key {
     Secret(hmac::Key),
     Public(signature::UnparsedPublicKey<Vec<u8>>),
-    /// An RSA key by its numbers, without leading zeros.
+    /// The modulus and exponent of an RSA key, without leading zeros.
     Rsa(signature::RsaPublicKeyComponents<Vec<u8>>),
 }
 
@@ -153,7 +153,7 @@ impl Key {
         Ok(Self::public(algorithm, key.to_vec()))
     }
 
-    /// A public key in the format of ring, of an algorithm that has one.
+    /// Creates a public key from the format of ring.
     pub(super) fn public(algorithm: JwtAlgorithm, key: Vec<u8>) -> Self {
         let verification: &'static dyn signature::VerificationAlgorithm = match algorithm {
             JwtAlgorithm::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
@@ -163,7 +163,7 @@ impl Key {
         Self::Public(signature::UnparsedPublicKey::new(verification, key))
     }
 
-    /// An RSA key by its modulus and exponent, big-endian; none if one of them is zero.
+    /// Creates an RSA key from its big-endian modulus and exponent. Returns `None` if one of them is zero.
     pub(super) fn rsa(n: &[u8], e: &[u8]) -> Option<Self> {
         let number = |bytes: &[u8]| {
             let first = bytes.iter().position(|byte| *byte != 0)?;
@@ -172,13 +172,13 @@ impl Key {
         Some(Self::Rsa(signature::RsaPublicKeyComponents { n: number(n)?, e: number(e)? }))
     }
 
-    /// The length of the modulus of [`rsa`](Self::rsa).
+    /// Returns the length of the modulus of a key created by [`rsa`](Self::rsa).
     pub(super) fn rsa_bits(&self) -> Option<usize> {
         let Self::Rsa(key) = self else { return None };
         Some(key.n.len() * 8 - key.n.first()?.leading_zeros() as usize)
     }
 
-    /// What identifies the key; none for a secret.
+    /// Returns the bytes of a public key; empty for a secret.
     pub(super) fn public_bytes(&self) -> Vec<u8> {
         match self {
             Self::Secret(_) => Vec::new(),
@@ -191,7 +191,7 @@ impl Key {
         let JwtKey::Secret(secret) = key else {
             return Err(JwtError::WrongKey { algorithm: JwtAlgorithm::Hs256, expected: "a secret, not a public key" });
         };
-        // A public key is not secret: anyone who has it could sign tokens.
+        // A public key is not secret, so any of its holders could sign tokens.
         if secret.trim_ascii_start().starts_with(b"-----BEGIN") {
             return Err(JwtError::SecretIsPem);
         }
@@ -240,7 +240,7 @@ const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
 const SEQUENCE: u8 = 0x30;
 
-/// Returns the key of a `SubjectPublicKeyInfo` after checking that it fits the algorithm.
+/// Returns the key of a `SubjectPublicKeyInfo` after checking that it matches the algorithm.
 fn subject_public_key(algorithm: JwtAlgorithm, der: &[u8]) -> Result<&[u8], JwtError> {
     let (kind, key) = parts(der).ok_or(JwtError::Malformed)?;
     let wrong_type = |found| Err(JwtError::WrongKeyType { found, algorithm });
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_public_key_must_fit_its_algorithm() {
+    fn public_key_must_match_its_algorithm() {
         use JwtAlgorithm::{EdDsa, Es256, Rs256};
         for (algorithm, pem) in [(Rs256, RS256), (Es256, ES256), (EdDsa, EDDSA)] {
             assert!(Key::new(algorithm, &JwtKey::PublicKey(pem.to_owned())).is_ok());
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn other_pem_contents_are_named() {
+    fn errors_describe_unexpected_pem_contents() {
         let private = RS256.replace("PUBLIC KEY", "PRIVATE KEY");
         let two = format!("{RS256}{RS256}");
         for (pem, expected) in [
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_key_is_an_error_and_never_panics() {
+    fn malformed_key_is_an_error_and_never_panics() {
         for (algorithm, pem) in
             [(JwtAlgorithm::Rs256, RS256), (JwtAlgorithm::Es256, ES256), (JwtAlgorithm::EdDsa, EDDSA)]
         {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_must_be_long_and_not_a_pem() {
+    fn secret_must_be_long_and_not_a_pem() {
         let error = |secret: &[u8]| {
             Key::new(JwtAlgorithm::Hs256, &JwtKey::Secret(secret.to_vec())).err().map(|e| e.to_string())
         };

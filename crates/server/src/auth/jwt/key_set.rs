@@ -1,4 +1,4 @@
-//! Key sets: the public keys of an issuer as JSON (JWKS, RFC 7517), told apart by `kid`.
+//! Key sets: the public keys of an issuer as JSON (JWKS, RFC 7517), identified by `kid`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::JwtAlgorithm;
 use super::key::{JwtError, Key};
 
-/// The longest key set in bytes: 1 MiB, which is thousands of keys.
-const MAX_LEN: usize = 1 << 20;
+/// Limit of a key set: 1 MiB, which is thousands of keys.
+const MAX_KEY_SET_BYTES: usize = 1 << 20;
 
 /// A key of a set.
 pub(super) struct SetKey {
@@ -22,7 +22,7 @@ struct KeySet {
     keys: Vec<Jwk>,
 }
 
-/// A key as JSON. Members of keys of other types are not read.
+/// A key as JSON.
 #[derive(Deserialize)]
 struct Jwk {
     kty: String,
@@ -42,10 +42,10 @@ struct Jwk {
     k: Option<String>,
 }
 
-/// Returns the keys of a set that verify signatures of a supported algorithm. Sets usually have others as well, which are skipped.
+/// Returns the keys of a set that verify signatures of a supported algorithm. Other keys are skipped.
 pub(super) fn parse(json: &str) -> Result<Vec<SetKey>, JwtError> {
-    if json.len() > MAX_LEN {
-        return Err(JwtError::KeySetTooLong { max: MAX_LEN });
+    if json.len() > MAX_KEY_SET_BYTES {
+        return Err(JwtError::KeySetTooLong { max: MAX_KEY_SET_BYTES });
     }
     let KeySet { keys } = serde_json::from_str(json).map_err(JwtError::KeySet)?;
     let mut usable: Vec<SetKey> = Vec::new();
@@ -67,7 +67,7 @@ pub(super) fn parse(json: &str) -> Result<Vec<SetKey>, JwtError> {
 }
 
 impl Jwk {
-    /// Returns the algorithm of the signatures that the key verifies; none if it is for another algorithm or use.
+    /// Returns the algorithm of the key; `None` if it is not for signatures of a supported algorithm.
     fn algorithm(&self) -> Option<JwtAlgorithm> {
         let algorithm = match (&*self.kty, self.crv.as_deref()) {
             ("RSA", _) => JwtAlgorithm::Rs256,
@@ -75,10 +75,10 @@ impl Jwk {
             ("OKP", Some("Ed25519")) => JwtAlgorithm::EdDsa,
             _ => return None,
         };
-        let is_for_it = self.alg.as_ref().is_none_or(|alg| alg == algorithm.name());
+        let has_algorithm = self.alg.as_ref().is_none_or(|alg| alg == algorithm.name());
         let is_for_signatures = self.usage.as_ref().is_none_or(|usage| usage == "sig");
         let verifies = self.key_ops.as_ref().is_none_or(|ops| ops.iter().any(|op| op == "verify"));
-        (is_for_it && is_for_signatures && verifies).then_some(algorithm)
+        (has_algorithm && is_for_signatures && verifies).then_some(algorithm)
     }
 
     fn key(&self, algorithm: JwtAlgorithm) -> Option<Key> {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::auth::{Session, TokenValidator as _};
 
-    /// The keys of the other fixtures, and one for encryption.
+    /// The public keys of the other fixtures, and a key for encryption.
     const JWKS: &str = include_str!("fixtures/jwks.json");
 
     fn jwt(json: &str) -> Jwt {
@@ -181,7 +181,7 @@ mod tests {
         ] {
             assert_eq!(session(&set, &token), Err(reason), "{token}");
         }
-        // Without `kid` the only key that fits is meant, also if it has a `kid`.
+        // Without `kid` the only matching key is selected, even if it has a `kid`.
         let set = jwt(&json!({"keys": [one.jwk(&json!("one"))]}).to_string());
         assert!(session(&set, &one.token(&json!({"alg": "EdDSA"}))).is_ok());
         let set = jwt(&json!({"keys": [one.jwk(&Json::Null)]}).to_string());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_kept_while_its_key_is_in_the_set() {
+    fn session_is_kept_while_its_key_is_in_the_set() {
         let (one, two) = (Signer::new(), Signer::new());
         let (of_one, of_two) = (one.jwk(&json!("one")), two.jwk(&json!("two")));
         let both = jwt(&json!({"keys": [of_one, of_two]}).to_string());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn alg_use_and_key_ops_are_honoured() {
+    fn alg_use_and_key_ops_are_respected() {
         let count = |json: String| jwt(&json).keys.len();
         for (member, value) in [("alg", json!("RS512")), ("use", json!("enc")), ("key_ops", json!(["encrypt"]))] {
             assert_eq!(count(changed(0, |key| key[member] = value.clone())), 2, "{member}");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_a_set_are_named() {
+    fn invalid_key_sets_are_rejected() {
         let ec = |key: &str| changed(1, |jwk| jwk["x"] = json!(key));
         let short = changed(0, |jwk| jwk["n"] = json!(URL_SAFE_NO_PAD.encode([0xff; 128])));
         let missing = changed(0, |jwk| jwk["e"] = Json::Null);
@@ -225,15 +225,15 @@ mod tests {
                 "invalid key set: EOF while parsing a value at line 1 column 0; expected an object with a list \"keys\"",
             ),
             ("[]", "invalid key set: "),
-            (r#"{"keys": []}"#, "the key set has no key for signatures by RS256, ES256 or EdDSA"),
+            (r#"{"keys": []}"#, "the key set has no key for RS256, ES256 or EdDSA signatures"),
             (r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, "key 1 of the key set is a private or symmetric key"),
             (&ec("AAAA"), "key 2 of the key set is malformed"),
             (&ec("*"), "key 2 of the key set is malformed"),
             (&missing, "key 1 of the key set is malformed"),
             (&short, "the RSA key has 1024 bits; expected 2048 to 8192"),
-            (&private, "key 3 of the key set is a private or symmetric key; give the public keys only"),
-            (&twice, "two keys of the key set have the `kid` \"one\"; give each key another one"),
-            (&" ".repeat(MAX_LEN + 1), "the key set has more than 1048576 bytes"),
+            (&private, "key 3 of the key set is a private or symmetric key; expected only public keys"),
+            (&twice, "two keys of the key set have the `kid` \"one\"; each key needs a different one"),
+            (&" ".repeat(MAX_KEY_SET_BYTES + 1), "the key set has more than 1048576 bytes"),
         ] {
             let error = error(json);
             assert!(error.starts_with(expected), "{error}");

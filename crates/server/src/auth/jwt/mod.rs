@@ -1,14 +1,13 @@
 //! JSON Web Tokens of an external issuer.
 //!
-//! The algorithm comes from the settings, or from the type of a key of the key set; the header of a token is only compared with
-//! it. A token can therefore select neither `none` nor an HMAC keyed with the public key. The signature is verified before any
-//! claim is read.
+//! The algorithm is that of the options, or of a key in the key set; the header of a token is only compared with it. So a token cannot
+//! select `none`, or an HMAC keyed with the public key. The signature is verified before any claim is read.
 //!
-//! A token can be used any number of times until it expires; used tokens are not tracked. If a token leaks, its user can be revoked
-//! until it has expired.
+//! A token can be used any number of times until it expires; used tokens are not tracked. If a token leaks, revoke its user until the
+//! token has expired.
 //!
-//! Signatures are verified with ring, which TLS needs anyway. The crate `jsonwebtoken` verifies by aws-lc or by the
-//! `RustCrypto` crates only, so it would add a second cryptography library and an ASN.1 parser to save little code, and reads the system clock.
+//! Signatures are verified with ring, which TLS needs anyway. The crate `jsonwebtoken` supports only aws-lc and the `RustCrypto`
+//! crates, so it would add a second cryptography library and an ASN.1 parser to save little code. It also reads the system clock.
 
 mod key;
 mod key_set;
@@ -28,31 +27,31 @@ use super::{Session, TokenValidator, Validation};
 
 /// A [`TokenValidator`] for JSON Web Tokens.
 ///
-/// A token without `exp` never expires. Times are compared without leeway: a token is valid from the millisecond of its `nbf` until
-/// that of its `exp`.
+/// A token without `exp` never expires. Times are compared without leeway: a token is valid from its `nbf`, inclusive, until its
+/// `exp`, exclusive.
 pub struct Jwt {
-    keys: Vec<Candidate>,
+    keys: Vec<VerificationKey>,
     options: JwtOptions,
 }
 
-/// A key that a token may have been signed with.
-struct Candidate {
-    /// The `kid` of a key of a set.
+/// A key that verifies tokens.
+struct VerificationKey {
+    /// The `kid` of a key in a set.
     id: Option<String>,
     algorithm: JwtAlgorithm,
     key: Key,
-    /// What the sessions of its tokens rest on: the key, and the settings.
+    /// The credential of the sessions of its tokens, derived from the key and the options.
     credential: Credential,
 }
 
-/// The keys that signatures are verified with.
+/// The keys with which signatures are verified.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JwtKeys {
     /// One key for one algorithm. Tokens with another algorithm are rejected, and `kid` is ignored.
     One(JwtAlgorithm, JwtKey),
-    /// A key set as JSON (JWKS). RSA keys verify RS256, P-256 keys ES256 and Ed25519 keys `EdDSA`; keys with another `alg`, `use`
-    /// or `key_ops` are not used. A token names its key by `kid`. A token without `kid` is accepted only if exactly one key has its
+    /// A key set as JSON (JWKS). RSA keys verify RS256, P-256 keys ES256 and Ed25519 keys `EdDSA`; keys with another `alg`, `use` or
+    /// `key_ops` are ignored. The `kid` of a token selects the key. A token without `kid` is accepted only if exactly one key has its
     /// algorithm.
     Set(String),
 }
@@ -61,30 +60,30 @@ impl fmt::Debug for JwtKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::One(algorithm, key) => f.debug_tuple("One").field(algorithm).field(key).finish(),
-            // It may have private keys, which are an error that is not reported by showing them.
+            // Not shown, because it may contain private keys by mistake.
             Self::Set(_) => f.write_str("Set(..)"),
         }
     }
 }
 
-/// The settings of [`Jwt`].
+/// The options of [`Jwt`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JwtOptions {
-    /// The keys that signatures are verified with.
+    /// The keys with which signatures are verified.
     pub keys: JwtKeys,
-    /// The required `iss`. Default: any, because the key identifies the issuer if only one issuer has it.
+    /// The required `iss`. Default: any, because the key usually identifies the issuer.
     pub issuer: Option<String>,
-    /// The required `aud`, alone or in a list. Default: any, because many issuers set none; set it if the issuer also signs tokens
-    /// for other services.
+    /// The required `aud`, as a string or in a list. Default: any, because many issuers do not set it. Set it if the issuer also signs
+    /// tokens for other services.
     pub audience: Option<String>,
-    /// The claim with the user id, a string. Default: `sub`, the registered claim for it.
+    /// The claim with the user id, a string. Default: `sub`, the registered claim.
     pub user_claim: String,
-    /// The claim with the roles: a list of strings, or a string separated by spaces. A token without the claim has no roles.
-    /// Default: `roles`, the most common name.
+    /// The claim with the roles: a list of strings, or a string with roles separated by spaces. A token without the claim has no
+    /// roles. Default: `roles`, the most common name.
     pub roles_claim: String,
-    /// How long after its `iat` a token and its sessions expire, if not before by `exp`. Tokens without `iat` are then rejected.
-    /// Default: none, because `exp` is usual; set it if tokens live longer than you want to accept them.
+    /// The maximum age of a token and its sessions since `iat`, in addition to `exp`. If set, tokens without `iat` are rejected.
+    /// Default: none, because tokens usually have `exp`. Set it if tokens live longer than you want to accept.
     pub max_age: Option<Duration>,
 }
 
@@ -132,7 +131,7 @@ impl JwtAlgorithm {
 }
 
 impl JwtOptions {
-    /// Creates settings with these keys, for any issuer and audience, with the default claims.
+    /// Creates options with these keys, for any issuer and audience, with the default claims.
     pub fn new(keys: JwtKeys) -> Self {
         Self {
             keys,
@@ -180,18 +179,18 @@ impl JwtOptions {
     }
 }
 
-/// Why a token was rejected. It is logged, and not sent to the client.
+/// Why a token was rejected. The reason is logged, but not sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum InvalidToken {
     #[error("longer than {} bytes", Jwt::MAX_LEN)]
     TooLong,
     #[error("not a JSON Web Token")]
     Malformed,
-    #[error("the algorithm of the header is not that of the key")]
+    #[error("the algorithm in the header does not match the key")]
     Algorithm,
-    #[error("no key of the key set has the `kid` of the header")]
+    #[error("no key in the key set has the `kid` of the header")]
     UnknownKey,
-    #[error("the header has no `kid`, and several keys have its algorithm")]
+    #[error("the header has no `kid`, but several keys have its algorithm")]
     NoKeyId,
     #[error("the header has critical extensions")]
     Critical,
@@ -199,7 +198,7 @@ enum InvalidToken {
     Signature,
     #[error("`exp`, `nbf` or `iat` is not a time")]
     Time,
-    #[error("`iat` is missing, which the configured maximum age needs")]
+    #[error("`iat` is missing, but a maximum age is configured")]
     NoIssueTime,
     #[error("older than the configured maximum age")]
     TooOld,
@@ -218,14 +217,14 @@ enum InvalidToken {
 }
 
 impl Jwt {
-    /// The longest accepted token in bytes: 15 KiB, so that it fits a message before the login, which may have 16.
+    /// The maximum length of a token in bytes: 15 KiB, so that it fits in a message before login, which may have 16 KiB.
     pub const MAX_LEN: usize = 15 << 10;
 
     /// Creates a validator.
     ///
     /// # Errors
     ///
-    /// Returns an error if the key does not fit the algorithm, or a setting is empty or contradictory.
+    /// Returns an error if a key does not match its algorithm, or if an option is empty or contradictory.
     pub fn new(options: JwtOptions) -> Result<Self, JwtError> {
         let given = [
             ("the issuer", options.issuer.as_deref()),
@@ -239,7 +238,7 @@ impl Jwt {
         if options.user_claim == options.roles_claim {
             return Err(JwtError::SameClaim { claim: options.user_claim });
         }
-        Ok(Self { keys: candidates(&options)?, options })
+        Ok(Self { keys: verification_keys(&options)?, options })
     }
 
     fn session(&self, token: &str, now: u64) -> Result<Session, InvalidToken> {
@@ -277,7 +276,7 @@ impl Jwt {
         if session.is_expired(now) { Err(InvalidToken::Expired) } else { Ok(session) }
     }
 
-    /// Verifies the signature of a token. Returns its claims, and what a session of it rests on.
+    /// Verifies the signature of a token. Returns its claims and the credential of its session.
     fn claims(&self, token: &str) -> Result<(Map<String, Json>, Credential), InvalidToken> {
         if token.len() > Self::MAX_LEN {
             return Err(InvalidToken::TooLong);
@@ -285,54 +284,54 @@ impl Jwt {
         let (signed, signature) = token.rsplit_once('.').ok_or(InvalidToken::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(InvalidToken::Malformed)?;
         let header = object(&decode(header)?)?;
-        let candidate = self.select(&header)?;
+        let key = self.select(&header)?;
         if header.contains_key("crit") {
             return Err(InvalidToken::Critical);
         }
-        if !candidate.key.verifies(signed.as_bytes(), &decode(signature)?) {
+        if !key.key.verifies(signed.as_bytes(), &decode(signature)?) {
             return Err(InvalidToken::Signature);
         }
-        Ok((object(&decode(payload)?)?, candidate.credential))
+        Ok((object(&decode(payload)?)?, key.credential))
     }
 
-    /// Returns the only key that a token with this header may have been signed with.
-    fn select(&self, header: &Map<String, Json>) -> Result<&Candidate, InvalidToken> {
+    /// Returns the key that verifies a token with this header.
+    fn select(&self, header: &Map<String, Json>) -> Result<&VerificationKey, InvalidToken> {
         let id = match (&self.options.keys, header.get("kid")) {
             (JwtKeys::One(..), _) | (_, None) => None,
             (JwtKeys::Set(_), Some(Json::String(id))) => Some(id),
             (JwtKeys::Set(_), Some(_)) => return Err(InvalidToken::Malformed),
         };
         let algorithm = header.get("alg").and_then(Json::as_str);
-        let has_id = |candidate: &&Candidate| id.is_none() || candidate.id.as_ref() == id;
+        let has_id = |key: &&VerificationKey| id.is_none() || key.id.as_ref() == id;
         let mut named = self.keys.iter().filter(has_id).peekable();
         if named.peek().is_none() {
             return Err(InvalidToken::UnknownKey);
         }
-        let mut fitting = named.filter(|candidate| Some(candidate.algorithm.name()) == algorithm);
-        match (fitting.next(), fitting.next()) {
-            (Some(candidate), None) => Ok(candidate),
+        let mut matching = named.filter(|key| Some(key.algorithm.name()) == algorithm);
+        match (matching.next(), matching.next()) {
+            (Some(key), None) => Ok(key),
             (None, _) => Err(InvalidToken::Algorithm),
             (Some(_), Some(_)) => Err(InvalidToken::NoKeyId),
         }
     }
 }
 
-fn candidates(options: &JwtOptions) -> Result<Vec<Candidate>, JwtError> {
+fn verification_keys(options: &JwtOptions) -> Result<Vec<VerificationKey>, JwtError> {
     let JwtOptions { keys, issuer, audience, user_claim, roles_claim, max_age } = options;
     let settings = format!("{:?}", (issuer, audience, user_claim, roles_claim, max_age));
-    let candidate = |id, algorithm: JwtAlgorithm, key: Key, secret: &[u8]| {
+    let bind = |id, algorithm: JwtAlgorithm, key: Key, secret: &[u8]| {
         let parts = [algorithm.name().as_bytes(), &key.public_bytes(), secret, settings.as_bytes()];
         let credential = Credential::of(&parts).map_err(|NoRandomness| JwtError::NoRandomness)?;
-        Ok(Candidate { id, algorithm, key, credential })
+        Ok(VerificationKey { id, algorithm, key, credential })
     };
     match keys {
         JwtKeys::One(algorithm, key) => {
             let secret = if let JwtKey::Secret(secret) = key { &secret[..] } else { &[] };
-            Ok(vec![candidate(None, *algorithm, Key::new(*algorithm, key)?, secret)?])
+            Ok(vec![bind(None, *algorithm, Key::new(*algorithm, key)?, secret)?])
         }
         JwtKeys::Set(json) => {
             let keys = key_set::parse(json)?.into_iter();
-            keys.map(|key| candidate(key.id, key.algorithm, key.key, &[])).collect()
+            keys.map(|key| bind(key.id, key.algorithm, key.key, &[])).collect()
         }
     }
 }
@@ -347,8 +346,8 @@ impl TokenValidator for Jwt {
     }
 
     fn keeps(&self, session: &Session) -> bool {
-        let is_of = |credential| self.keys.iter().any(|candidate| candidate.credential == credential);
-        session.credential.is_none_or(is_of)
+        let is_known = |credential| self.keys.iter().any(|key| key.credential == credential);
+        session.credential.is_none_or(is_known)
     }
 }
 
@@ -456,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_validator_returns_the_session_or_none() {
+    fn validator_returns_session_or_none() {
         let jwt = Jwt::new(hs256()).unwrap();
         let validate = |token: &str| {
             let mut validation: Pin<_> = jwt.validate(token, 5);
@@ -470,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_modified_token_is_rejected() {
+    fn modified_token_is_rejected() {
         let hs256 = (Jwt::new(hs256()).unwrap(), token(&json!({"sub": "mara", "exp": 2_000_000_000})));
         let others = SIGNED.map(|(algorithm, pem, token)| (public(algorithm, pem), token.to_owned()));
         for (jwt, token) in others.into_iter().chain([hs256]) {
@@ -479,18 +478,18 @@ mod tests {
             let admin = URL_SAFE_NO_PAD.encode(r#"{"sub":"mara","roles":["admin"],"exp":2000000000}"#);
             assert_eq!(jwt.session(&format!("{header}.{admin}.{signature}"), 0), Err(InvalidToken::Signature));
             assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(InvalidToken::Signature));
-            for place in 0..token.len() {
+            for index in 0..token.len() {
                 let mut bytes = token.clone().into_bytes();
-                bytes[place] = if bytes[place] == b'A' { b'B' } else { b'A' };
+                bytes[index] = if bytes[index] == b'A' { b'B' } else { b'A' };
                 let changed = String::from_utf8(bytes).unwrap();
-                assert!(jwt.session(&changed, 0).is_err(), "{place}");
-                assert!(jwt.session(&token[..place], 0).is_err(), "{place}");
+                assert!(jwt.session(&changed, 0).is_err(), "{index}");
+                assert!(jwt.session(&token[..index], 0).is_err(), "{index}");
             }
         }
     }
 
     #[test]
-    fn an_unsigned_token_is_rejected() {
+    fn unsigned_token_is_rejected() {
         for (algorithm, pem, token) in SIGNED {
             let jwt = public(algorithm, pem);
             let payload = token.split('.').nth(1).unwrap();
@@ -508,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_public_key_is_not_accepted_as_hmac_key() {
+    fn public_key_is_not_accepted_as_hmac_key() {
         for (algorithm, pem, _) in SIGNED {
             let jwt = public(algorithm, pem);
             for secret in [pem, pem.trim()] {
@@ -521,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_signed_with_another_key_is_rejected() {
+    fn token_signed_with_another_key_is_rejected() {
         let other = signed(&json!({"alg": "HS256"}), r#"{"sub":"mara"}"#, &[7; 32]);
         assert_eq!(Jwt::new(hs256()).unwrap().session(&other, 0), Err(InvalidToken::Signature));
         let rs256 = public(JwtAlgorithm::Rs256, include_str!("fixtures/rs256-other.pem"));
@@ -556,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_token_is_rejected() {
+    fn malformed_token_is_rejected() {
         let jwt = Jwt::new(hs256()).unwrap();
         let good = token(&json!({"sub": "mara"}));
         let (padded, spaced, more) = (format!("{good}="), format!(" {good}"), format!("{good}.x"));
@@ -572,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_above_the_length_limit_is_rejected() {
+    fn token_above_the_length_limit_is_rejected() {
         let jwt = Jwt::new(hs256()).unwrap();
         let of_len = |len: usize| token(&json!({"sub": "mara", "x": "x".repeat(len)}));
         let fits = (11_000..11_500).rev().map(of_len).find(|token| token.len() <= Jwt::MAX_LEN).unwrap();
@@ -603,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_expires_at_its_maximum_age() {
+    fn token_expires_at_its_maximum_age() {
         let jwt = Jwt::new(hs256().max_age(Duration::from_millis(1500))).unwrap();
         let session = |claims: &Json, now| jwt.session(&token(claims), now);
         let claims = json!({"sub": "mara", "iat": 10});
@@ -665,9 +664,9 @@ mod tests {
     #[test]
     fn empty_settings_are_errors() {
         let error = |options| Jwt::new(options).unwrap_err().to_string();
-        assert_eq!(error(hs256().issuer("")), "the issuer is empty; give a value or remove the setting");
-        assert_eq!(error(hs256().audience("")), "the audience is empty; give a value or remove the setting");
-        assert_eq!(error(hs256().user_claim("")), "the user claim is empty; give a value or remove the setting");
+        assert_eq!(error(hs256().issuer("")), "the issuer is empty; set a value or remove the setting");
+        assert_eq!(error(hs256().audience("")), "the audience is empty; set a value or remove the setting");
+        assert_eq!(error(hs256().user_claim("")), "the user claim is empty; set a value or remove the setting");
         assert_eq!(
             error(hs256().roles_claim("sub")),
             "user and roles are read from the same claim \"sub\"; use two claims"
