@@ -1,6 +1,6 @@
-//! What each kind of client may do, for `--check`.
+//! The access report of `--check`: what each kind of client may do.
 //!
-//! Every line comes from the explanation of an operation, so it is what the server would decide.
+//! Every line is derived from the explanation of an operation, so it agrees with the decisions of the server.
 
 use std::fmt::Write as _;
 
@@ -18,12 +18,12 @@ struct Group {
 }
 
 impl Config {
-    /// Returns a list of what clients without a login, a session without roles, and each role of the file may do, for people.
+    /// Returns a report for users on what clients without a login, a session without roles, and each role may do.
     pub fn access_report(&self) -> String {
         if self.server.auth.is_none() {
             return "Auth is off: every client may do everything.\n".to_owned();
         }
-        let mut report = "What clients may do (`tidewire check-access` explains each decision):\n".to_owned();
+        let mut report = "Access of clients (`tidewire check-access` explains each decision):\n".to_owned();
         self.describe("clients without a login", None, &mut report);
         self.describe("a session without roles", Some(&Session::new("", [""; 0])), &mut report);
         for role in &self.roles {
@@ -32,17 +32,17 @@ impl Config {
         report
     }
 
-    fn describe(&self, who: &str, session: Option<&Session>, report: &mut String) {
+    fn describe(&self, client: &str, session: Option<&Session>, report: &mut String) {
         let explain = |operation: &str, bucket: Option<&str>| self.server.explain(session, operation, bucket).ok();
-        // Any operation tells the tier of the client.
+        // The tier of the client is the same for every operation.
         let Some(any) = explain("store.get", None) else { return };
         let tier = any.tier.map_or_else(String::new, |tier| format!("tier {}, ", tier.name()));
         // Writing to a string cannot fail.
-        let _ = writeln!(report, "\n{who} ({tier}{})", any.tier_source);
+        let _ = writeln!(report, "\n{client} ({tier}{})", any.tier_source);
         for tier in Tier::ALL {
             let mut groups: Vec<Group> = Vec::new();
             let mut names = Vec::new();
-            // What concerns a client's own connection is always allowed.
+            // Operations on the client's own connection are always allowed.
             let is_listed = |operation: &&Operation| {
                 operation.tier == Some(tier) && operation.is_served() && operation.scope != Scope::Connection
             };
@@ -63,7 +63,7 @@ impl Config {
         }
     }
 
-    /// Describes the buckets and rows on which an operation is allowed; none if it is not.
+    /// Describes the buckets and rows on which an operation is allowed; `None` if it is denied.
     fn buckets_of(&self, explain: impl Fn(Option<&str>) -> Option<Explanation>) -> Option<String> {
         let permissions = self.server.auth.as_ref().map(|auth| &auth.permissions);
         let named = permissions.map(|permissions| permissions.buckets()).unwrap_or_default();
@@ -80,7 +80,8 @@ impl Config {
     }
 }
 
-/// Describes the rows on which an operation is allowed; none if it is not. The filters have their parameters, since there is no user.
+/// Describes the rows on which an operation is allowed; `None` if it is denied. The filters have unresolved parameters, because there
+/// is no user.
 fn rows_of(explanation: &Explanation) -> Option<String> {
     if !explanation.is_allowed {
         return None;
@@ -94,9 +95,9 @@ fn rows_of(explanation: &Explanation) -> Option<String> {
 
 fn write_groups(tier: Tier, groups: &[Group], names: &[&str], report: &mut String) {
     let name = tier.name();
-    let is_whole = |group: &Group| group.extent.is_empty() || group.extent == ALL_BUCKETS;
+    let is_unrestricted = |group: &Group| group.extent.is_empty() || group.extent == ALL_BUCKETS;
     let allowed: usize = groups.iter().map(|group| group.operations.len()).sum();
-    if groups.is_empty() || (allowed == names.len() && groups.iter().all(is_whole)) {
+    if groups.is_empty() || (allowed == names.len() && groups.iter().all(is_unrestricted)) {
         let _ = writeln!(report, "  {name:<5}  {}", if groups.is_empty() { "nothing" } else { "everything" });
         return;
     }
@@ -104,7 +105,7 @@ fn write_groups(tier: Tier, groups: &[Group], names: &[&str], report: &mut Strin
         let others: Vec<&str> = names.iter().copied().filter(|name| !operations.contains(name)).collect();
         let listed = match others.len() {
             0 => "all operations".to_owned(),
-            count if count < operations.len() => format!("all operations but {}", others.join(", ")),
+            count if count < operations.len() => format!("all operations except {}", others.join(", ")),
             _ => operations.join(", "),
         };
         let separator = if extent.is_empty() { "" } else { ": " };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use super::entry::{Entry, Report, warning};
-use super::error::Problem;
+use super::error::ConfigProblem;
 use super::location::Location;
 use super::login::LoginLimits;
 use super::overrides::Environment;
@@ -92,7 +92,7 @@ impl AuthDraft {
         }
     }
 
-    /// The roles of tokens and rules, each once, in the order of the file.
+    /// Returns the roles of tokens and rules, without duplicates, in file order.
     pub(super) fn roles(&self) -> Vec<String> {
         let of_tokens = self.tokens.iter().flat_map(|(tokens, _)| tokens).flat_map(|(_, token)| &token.roles);
         let of_rules = self.permissions.iter().flat_map(|(permissions, _)| permissions.roles());
@@ -105,7 +105,7 @@ impl AuthDraft {
         roles
     }
 
-    /// Builds the auth settings. Returns `None` if auth is off, or after reporting an error.
+    /// Builds the auth options. Returns `None` if auth is off, or after reporting an error.
     pub(super) fn finish(self, report: &mut Report) -> Option<Auth> {
         let key = "auth";
         let built_in = self.built_in.and_then(|(is_on, location)| is_on.then_some(location));
@@ -118,16 +118,16 @@ impl AuthDraft {
         .filter_map(|(name, location)| Some((name, location?)))
         .collect();
         if let [(one, _), (other, location), ..] = sources[..] {
-            report.add(location.clone(), key, Problem::Exclusive { one, other });
+            report.add(location.clone(), key, ConfigProblem::Exclusive { one, other });
         }
         if let Some(location) = built_in {
-            return report.fail(location, "auth.builtIn", Problem::IdentityUnsupported);
+            return report.fail(location, "auth.builtIn", ConfigProblem::IdentityUnsupported);
         }
         for (key, location) in self.identity {
             let message = "this version does not support the built-in identity; the setting is ignored";
             report.warnings.push(warning(&location, &key, message));
         }
-        // These keys only make sense with a source of tokens.
+        // These keys require a source of tokens.
         let needs_source = self.required.as_ref().filter(|(required, _)| *required).map(|(_, location)| location);
         let needs_source = needs_source.or(self.permissions.as_ref().map(|(_, location)| location));
         let tier = self.default_tier.as_ref().or(self.anonymous_tier.as_ref());
@@ -136,7 +136,7 @@ impl AuthDraft {
         let validator: Arc<dyn TokenValidator> = match (self.tokens, self.jwt) {
             (Some((tokens, location)), _) => Arc::new(static_tokens(tokens, &location, report)?),
             (None, Some((jwt, _))) => Arc::new(jwt?),
-            (None, None) => return report.fail(needs_source?, key, Problem::NoTokenSource),
+            (None, None) => return report.fail(needs_source?, key, ConfigProblem::NoTokenSource),
         };
         let mut auth = Auth::new(validator).required(self.required.as_ref().is_none_or(|(required, _)| *required));
         let has_permissions = self.permissions.is_some();
@@ -148,7 +148,7 @@ impl AuthDraft {
         }
         auth.anonymous_tier = self.anonymous_tier.as_ref().map(|(tier, _)| *tier);
         if let Some(location) = source.filter(|_| !has_permissions) {
-            let message = "there are no `permissions`, so only the tiers of roles restrict logged-in users, and no rows are hidden";
+            let message = "no `permissions` are set; logged-in users are restricted only by the tiers of their roles, and can access all rows";
             report.warnings.push(warning(&location, key, message));
         }
         self.login.apply(&mut auth);
@@ -157,7 +157,7 @@ impl AuthDraft {
     }
 }
 
-/// Warns if clients without a login may do more than logged-in users.
+/// Warns if clients without a login have more access than logged-in users.
 fn warn_of_anonymous(
     auth: &Auth,
     required: Option<(bool, Location)>,
@@ -170,12 +170,12 @@ fn warn_of_anonymous(
         (None, Some((_, location))) => warning(
             &location,
             key,
-            "clients must log in, so the setting has no effect; set `auth.required` to false to admit clients without a login",
+            "the setting has no effect because clients must log in; set `auth.required` to false to allow clients without a login",
         ),
         (Some((_, location)), None) => warning(
             &location,
             "auth.required",
-            "clients without a login may do everything, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to limit them",
+            "clients without a login have full access, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to restrict them",
         ),
         (Some(_), Some(_)) if !auth.permissions.restrict_anything() => return,
         (Some(_), Some((tier, location))) => {
@@ -199,7 +199,7 @@ fn static_tokens(tokens: Vec<(String, StaticToken)>, location: &Location, report
     if tokens.is_empty() {
         report.warnings.push(warning(location, key, "the list of tokens is empty, so no client can log in"));
     }
-    // An invalid token has been reported with its own location.
+    // Invalid tokens have been reported with their own location.
     if !report.errors.is_empty() {
         return None;
     }
@@ -208,7 +208,7 @@ fn static_tokens(tokens: Vec<(String, StaticToken)>, location: &Location, report
 
 fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, StaticToken)> {
     if name.is_empty() {
-        let problem = Problem::Expected { expected: "a token".to_owned(), found: "an empty key".to_owned() };
+        let problem = ConfigProblem::Expected { expected: "a token".to_owned(), found: "an empty key".to_owned() };
         entry.reject(report, problem);
     }
     let is_object = matches!(entry.node.value, Value::Object(_));
@@ -224,7 +224,7 @@ fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, 
                 _ => drop(entry.mismatch::<()>(report, "an object")),
             },
             "expiresAt" => {
-                // The largest JavaScript date.
+                // The maximum is the largest JavaScript date.
                 let time = entry.integer(report, "a time in milliseconds since 1970", 0..=8_640_000_000_000_000);
                 at = time.map(TokenExpiry::At);
             }
@@ -232,7 +232,7 @@ fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, 
         }
     }
     if at.is_some() && after.is_some() {
-        entry.reject(report, Problem::Exclusive { one: "expiresAt", other: "expiresInMs" });
+        entry.reject(report, ConfigProblem::Exclusive { one: "expiresAt", other: "expiresInMs" });
     }
     if is_object && !has_user_id {
         entry.missing::<()>(report, "userId", USER_ID);
@@ -243,7 +243,7 @@ fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, 
     Some((name.to_owned(), token))
 }
 
-/// Warns of a token that can be guessed. The strength of a token that is given by its SHA-256 is not known.
+/// Warns about a weak token. The strength of a token that is given by its SHA-256 is unknown.
 fn check_strength(token: &str, user_id: &str, entry: &Entry<'_>, report: &mut Report) {
     if is_sha256(token) {
         if digest_of(token).is_none() {
@@ -254,22 +254,22 @@ fn check_strength(token: &str, user_id: &str, entry: &Entry<'_>, report: &mut Re
     let bits = strength_bits(token);
     if bits < MIN_TOKEN_BITS {
         let message = format!(
-            "the token of {user_id:?} can be guessed: it has about {bits} bits of strength, expected {MIN_TOKEN_BITS}; \
+            "the token of {user_id:?} is weak: it has about {bits} bits of strength, expected {MIN_TOKEN_BITS}; \
              create one with `openssl rand -hex 32`"
         );
         report.warnings.push(entry.warning(&message));
     }
 }
 
-/// Where the keys of signed tokens come from.
-enum Source {
+/// The source of the keys of signed tokens.
+enum KeySource {
     Key(JwtKey),
     KeySet(String),
 }
 
 fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> Option<Jwt> {
     let mut algorithm = None;
-    let mut keys: Vec<(&'static str, Source, Entry<'_>)> = Vec::new();
+    let mut keys: Vec<(&'static str, KeySource, Entry<'_>)> = Vec::new();
     let (mut issuer, mut audience, mut max_age) = (None, None, None);
     let (mut user_claim, mut roles_claim) = (None, None);
     let errors = report.errors.len();
@@ -281,28 +281,28 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
             }
             "secret" => {
                 let secret = entry.optional_secret(report).map(|secret| JwtKey::Secret(secret.into()));
-                keys.extend(secret.map(|secret| ("secret", Source::Key(secret), entry)));
+                keys.extend(secret.map(|secret| ("secret", KeySource::Key(secret), entry)));
             }
             "secretEnv" => {
                 let Some(name) = entry.optional_text(report, "the name of an environment variable") else { continue };
                 let secret = environment(name).and_then(|secret| secret.into_string().ok());
                 match secret.filter(|secret| !secret.is_empty()) {
-                    Some(secret) => keys.push(("secretEnv", Source::Key(JwtKey::Secret(secret.into())), entry)),
-                    None => entry.reject(report, Problem::MissingVariable { name: name.to_owned() }),
+                    Some(secret) => keys.push(("secretEnv", KeySource::Key(JwtKey::Secret(secret.into())), entry)),
+                    None => entry.reject(report, ConfigProblem::MissingVariable { name: name.to_owned() }),
                 }
             }
             "publicKeyFile" => {
                 let Some(file) = entry.optional_text(report, "the path of a PEM file") else { continue };
                 match std::fs::read_to_string(file) {
-                    Ok(pem) => keys.push(("publicKeyFile", Source::Key(JwtKey::PublicKey(pem)), entry)),
-                    Err(source) => entry.reject(report, Problem::Unreadable { file: file.to_owned(), source }),
+                    Ok(pem) => keys.push(("publicKeyFile", KeySource::Key(JwtKey::PublicKey(pem)), entry)),
+                    Err(source) => entry.reject(report, ConfigProblem::Unreadable { file: file.to_owned(), source }),
                 }
             }
             "jwksFile" => {
                 let Some(file) = entry.optional_text(report, "the path of a JSON file") else { continue };
                 match std::fs::read_to_string(file) {
-                    Ok(json) => keys.push(("jwksFile", Source::KeySet(json), entry)),
-                    Err(source) => entry.reject(report, Problem::Unreadable { file: file.to_owned(), source }),
+                    Ok(json) => keys.push(("jwksFile", KeySource::KeySet(json), entry)),
+                    Err(source) => entry.reject(report, ConfigProblem::Unreadable { file: file.to_owned(), source }),
                 }
             }
             "issuer" => issuer = entry.optional_text(report, "a string").map(str::to_owned),
@@ -312,12 +312,12 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
             _ => roles_claim = entry.optional_text(report, "the name of a claim"),
         }
     }
-    // A missing key may be one that was reported as invalid.
+    // A key may be missing because it was invalid and has been reported.
     if report.errors.len() > errors {
         return None;
     }
     if let [(one, ..), (other, ..), ..] = keys[..] {
-        return entry.fail(report, Problem::Exclusive { one, other });
+        return entry.fail(report, ConfigProblem::Exclusive { one, other });
     }
     let Some((_, source, key_entry)) = keys.pop() else {
         return match algorithm {
@@ -326,12 +326,12 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
         };
     };
     let keys = match source {
-        Source::Key(key) => JwtKeys::One(algorithm.unwrap_or(JwtAlgorithm::Hs256), key),
-        // Each key has the algorithm of its type.
-        Source::KeySet(_) if algorithm.is_some() => {
-            return entry.fail(report, Problem::Exclusive { one: "algorithm", other: "jwksFile" });
+        KeySource::Key(key) => JwtKeys::One(algorithm.unwrap_or(JwtAlgorithm::Hs256), key),
+        // The type of each key determines its algorithm.
+        KeySource::KeySet(_) if algorithm.is_some() => {
+            return entry.fail(report, ConfigProblem::Exclusive { one: "algorithm", other: "jwksFile" });
         }
-        Source::KeySet(json) => JwtKeys::Set(json),
+        KeySource::KeySet(json) => JwtKeys::Set(json),
     };
     let mut options = JwtOptions::new(keys);
     (options.issuer, options.audience, options.max_age) = (issuer, audience, max_age);

@@ -1,11 +1,10 @@
-//! Removes the key `comment` from definitions. A bucket may have a field named `comment`, so keys that are options are told apart
-//! from keys that are field names.
+//! Removes the key `comment` from definitions, but not fields that are named `comment`.
 
 use serde_json::{Map, Value as Json};
 
 const COMMENT: &str = "comment";
 
-/// Removes the comments of a bucket: among its options, among the options of its fields, and strings among its fields.
+/// Removes the comments of a bucket: from its options, from the options of its fields, and a string from its schema.
 pub(super) fn strip_bucket(config: &mut Map<String, Json>) {
     config.shift_remove(COMMENT);
     if let Some(schema) = config.get_mut("schema") {
@@ -13,7 +12,7 @@ pub(super) fn strip_bucket(config: &mut Map<String, Json>) {
     }
 }
 
-/// Removes the comments among the options of a query. Its filter and sort are keyed by field names and stay as they are.
+/// Removes the comments from the options of a query. Its filter and sort are keyed by field names and are not changed.
 pub(super) fn strip_query(config: &mut Map<String, Json>) {
     config.shift_remove(COMMENT);
     if let Some(Json::Object(aggregate)) = config.get_mut("aggregate") {
@@ -52,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_removed_and_fields_named_comment_stay() {
+    fn comments_are_removed_but_fields_named_comment_stay() {
         let field = json!({"type": "string"});
         let bucket = json!({
             "comment": "posts", "key": "id",

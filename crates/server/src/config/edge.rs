@@ -1,14 +1,14 @@
-//! Settings of the network edge: the names of the server, the proxies in front of it, and the address for administrators.
+//! Settings of the network edge: host names, trusted proxies and the admin listener.
 
 use std::net::SocketAddr;
 
 use super::entry::{Entry, Report, warning};
-use super::error::Problem;
+use super::error::ConfigProblem;
 use super::location::Location;
 use crate::transport::origin::is_host_name;
 use crate::{Network, NetworkError, ServerOptions};
 
-/// Where settings were given that depend on others.
+/// The locations of settings that are checked against others.
 #[derive(Default)]
 pub(super) struct EdgeLocations {
     allowed_hosts: Option<Location>,
@@ -48,13 +48,13 @@ impl EdgeLocations {
         if let Some(location) =
             self.proxy_protocol.filter(|_| server.proxy_protocol && server.trusted_proxies.is_empty())
         {
-            report.add(location, "proxyProtocol", Problem::NoTrustedProxies);
+            report.add(location, "proxyProtocol", ConfigProblem::NoTrustedProxies);
         }
         if let Some(location) = self.allowed_hosts.filter(|_| !server.allowed_hosts.is_empty()) {
             let message = if server.allowed_origins.is_some() {
-                "it has no effect, because `allowedOrigins` decides alone"
+                "the setting has no effect because `allowedOrigins` is set"
             } else if server.auth.as_ref().is_some_and(|auth| auth.required) {
-                "it has no effect, because clients must log in, and then pages of any origin may connect"
+                "the setting has no effect because clients must log in, so pages of any origin may connect"
             } else {
                 return;
             };
@@ -70,7 +70,7 @@ fn hosts(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<String>> {
         host if is_host_name(host) => Some(host.to_owned()),
         _ => item.mismatch(report, EXPECTED),
     };
-    // All of them are checked before one fails the list.
+    // Collected first, so that all errors of the list are reported.
     let hosts: Vec<Option<String>> = items.iter().map(|item| host(item, report)).collect();
     hosts.into_iter().collect()
 }
@@ -81,7 +81,7 @@ fn networks(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<Network>> {
     let network = |item: &Entry<'_>, report: &mut Report| match item.text(report, EXPECTED)?.parse() {
         Ok(network) => Some(network),
         Err(NetworkError::BitsAfterPrefix { network }) => {
-            let expected = format!("a network without bits after its prefix, such as \"{network}\",");
+            let expected = format!("a network without bits after the prefix, such as \"{network}\",");
             item.mismatch(report, expected)
         }
         Err(_) => item.mismatch(report, EXPECTED),

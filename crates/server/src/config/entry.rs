@@ -1,12 +1,12 @@
 //! Typed access to the values of the configuration tree.
 //!
-//! Each accessor returns the value if it is valid. Otherwise it reports an error and returns `None`, and checking continues, so
-//! that one run reports all errors.
+//! Each accessor returns the value if it is valid. Otherwise it reports an error and returns `None`, and reading continues, so that
+//! all errors are reported at once.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::error::{ConfigError, ConfigErrors, Problem};
+use super::error::{ConfigError, ConfigErrors, ConfigProblem};
 use super::location::Location;
 use super::tree::{Node, Value};
 
@@ -18,25 +18,25 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn add(&mut self, location: Location, key: &str, problem: Problem) {
+    pub(super) fn add(&mut self, location: Location, key: &str, problem: ConfigProblem) {
         self.errors.push(ConfigError { location, key: key.to_owned(), problem });
     }
 
-    /// Returns all errors, in the order of their locations.
+    /// Returns all errors, sorted by location.
     pub(super) fn into_errors(mut self) -> ConfigErrors {
         self.errors.sort_by_key(|error| error.location.rank());
         ConfigErrors::Settings(self.errors)
     }
 
     /// Reports an error and returns `None`.
-    pub(super) fn fail<T>(&mut self, location: Location, key: &str, problem: Problem) -> Option<T> {
+    pub(super) fn fail<T>(&mut self, location: Location, key: &str, problem: ConfigProblem) -> Option<T> {
         self.add(location, key, problem);
         None
     }
 }
 
-/// Appends a key to the path of its object. Static tokens are secret and errors are logged, so a token is shown as `*`; the
-/// location tells tokens apart.
+/// Appends a key to the path of its object. Static tokens are secret and errors are logged, so a token is shown as `*`; its location
+/// identifies it.
 pub(super) fn join_key(path: &str, key: &str) -> String {
     match path {
         "" => key.to_owned(),
@@ -45,10 +45,10 @@ pub(super) fn join_key(path: &str, key: &str) -> String {
     }
 }
 
-/// The longest duration that a setting may have: one year. A larger number is most likely not in milliseconds.
+/// Limit of a duration: one year. A larger number is most likely not in milliseconds.
 pub(super) const MAX_MS: u64 = 365 * 24 * 3600 * 1000;
 
-/// Formats a warning about a setting. A flag and a variable name their setting themselves.
+/// Formats a warning about a setting. The location of a flag or variable already identifies its setting.
 pub(super) fn warning(location: &Location, key: &str, message: &str) -> String {
     match location {
         Location::File { .. } => format!("{location}: `{key}`: {message}"),
@@ -73,26 +73,26 @@ impl<'n> Entry<'n> {
     }
 
     /// Reports an error at this value.
-    pub(super) fn reject(&self, report: &mut Report, problem: Problem) {
+    pub(super) fn reject(&self, report: &mut Report, problem: ConfigProblem) {
         report.add(self.location(), &self.key, problem);
     }
 
     /// Reports an error at this value and returns `None`.
-    pub(super) fn fail<T>(&self, report: &mut Report, problem: Problem) -> Option<T> {
+    pub(super) fn fail<T>(&self, report: &mut Report, problem: ConfigProblem) -> Option<T> {
         report.fail(self.location(), &self.key, problem)
     }
 
-    /// Reports that the value is not of the expected kind.
+    /// Reports that the value is not as expected.
     pub(super) fn mismatch<T>(&self, report: &mut Report, expected: impl Into<String>) -> Option<T> {
-        // A misplaced token may stand where a value belongs.
+        // The value may be a misplaced token, which must not be shown.
         let is_secret = matches!(&*self.key, "auth.tokens" | "auth.tokens.*");
         let found = if is_secret { self.node.type_name().to_owned() } else { self.node.describe() };
-        self.fail(report, Problem::Expected { expected: expected.into(), found })
+        self.fail(report, ConfigProblem::Expected { expected: expected.into(), found })
     }
 
     /// Reports that a required key of this object is missing.
     pub(super) fn missing<T>(&self, report: &mut Report, key: &'static str, expected: &str) -> Option<T> {
-        self.fail(report, Problem::Missing { key, expected: expected.to_owned() })
+        self.fail(report, ConfigProblem::Missing { key, expected: expected.to_owned() })
     }
 
     /// Formats a warning about this value.
@@ -100,8 +100,7 @@ impl<'n> Entry<'n> {
         warning(&self.location(), &self.key, message)
     }
 
-    /// Returns the members of an object with a fixed set of keys, and reports unknown keys. Members that are null and comments
-    /// are left out.
+    /// Returns the members of an object with a fixed set of keys, and reports unknown keys. Null members and comments are omitted.
     pub(super) fn members(&self, report: &mut Report, known: &[&'static str]) -> Vec<(&'n str, Self)> {
         let Value::Object(members) = &self.node.value else {
             self.mismatch::<()>(report, "an object");
@@ -112,7 +111,7 @@ impl<'n> Entry<'n> {
             let key = join_key(&self.key, &member.key);
             if !known.contains(&&*member.key) {
                 let suggestion = closest(&member.key, known.iter().copied());
-                report.add(member.origin.location(), &key, Problem::UnknownKey { suggestion });
+                report.add(member.origin.location(), &key, ConfigProblem::UnknownKey { suggestion });
             } else if !member.value.is_null() {
                 entries.push((&*member.key, Entry { node: &member.value, key }));
             }
@@ -120,8 +119,8 @@ impl<'n> Entry<'n> {
         entries
     }
 
-    /// Returns the members of an object whose keys are names chosen by the user. Members that are null are left out, and so is
-    /// a `comment` that is a string.
+    /// Returns the members of an object whose keys are names chosen by the user. Null members are omitted, and so is a `comment` that
+    /// is a string.
     pub(super) fn named(&self, report: &mut Report) -> Vec<(&'n str, Self)> {
         let Value::Object(members) = &self.node.value else {
             self.mismatch::<()>(report, "an object");
@@ -172,16 +171,16 @@ impl<'n> Entry<'n> {
         }
     }
 
-    /// Like [`optional_text`](Self::optional_text), for a value that no error message may show.
+    /// Like [`optional_text`](Self::optional_text), for a value that must not appear in error messages.
     pub(super) fn optional_secret(&self, report: &mut Report) -> Option<&'n str> {
         if let Value::String(text) = &self.node.value {
             return Some(&**text).filter(|text| !text.is_empty());
         }
         let found = self.node.type_name().to_owned();
-        self.fail(report, Problem::Expected { expected: "a string".to_owned(), found })
+        self.fail(report, ConfigProblem::Expected { expected: "a string".to_owned(), found })
     }
 
-    /// Returns the value that belongs to one of these words.
+    /// Returns the value that corresponds to one of the words.
     pub(super) fn one_of<T: Copy>(&self, report: &mut Report, all: &[(&'static str, T)]) -> Option<T> {
         let found = match &self.node.value {
             Value::String(text) => all.iter().find(|(word, _)| word == text),
@@ -194,10 +193,10 @@ impl<'n> Entry<'n> {
         self.mismatch(report, format!("one of {}", words.join(", ")))
     }
 
-    /// Returns an integer of a range. `what` names it in the error: "a port number", "a number of bytes".
+    /// Returns an integer in a range. `what` describes it in the error: "a port number", "a number of bytes".
     pub(super) fn integer(&self, report: &mut Report, what: &str, range: RangeInclusive<u64>) -> Option<u64> {
         let number = match &self.node.value {
-            // TOML and hand-written JSON may have 3.0 for 3.
+            // TOML and JSON files may have 3.0 instead of 3.
             Value::Number(number) => number.as_u64().or_else(|| number.as_f64().and_then(integer_of)),
             _ => None,
         };
@@ -230,7 +229,7 @@ fn integer_of(number: f64) -> Option<u64> {
 
 /// Returns the known name that is closest to a misspelled one, or `None` if none is similar.
 pub(super) fn closest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
-    // The edit distance takes quadratic time, and no known name is longer.
+    // Truncated, because the edit distance takes quadratic time. No known name is longer.
     let name: String = name.chars().take(64).collect::<String>().to_lowercase();
     let distances = known.map(|known| (strsim::damerau_levenshtein(&name, &known.to_lowercase()), known));
     let (distance, known) = distances.min_by_key(|(distance, _)| *distance)?;

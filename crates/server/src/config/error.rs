@@ -1,4 +1,4 @@
-//! Errors of the configuration.
+//! Configuration errors.
 
 use std::error::Error;
 use std::fmt;
@@ -11,15 +11,15 @@ use super::location::Location;
 use crate::StartError;
 use crate::auth::{JwtError, RuleError, StaticTokensError};
 
-/// Why the command line, the environment and the file yield no [`Command`](super::Command).
+/// Why a [`Command`](super::Command) could not be loaded.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigErrors {
-    /// `--help` or `--version` was given. This is the text to print; nothing is wrong.
+    /// Not an error: the text to print for `--help` or `--version`.
     Help(String),
-    /// The command line cannot be parsed. The settings were not read.
+    /// The command line is invalid. The settings were not read.
     Usage(String),
-    /// All errors of the settings, at least one, in the order of the file.
+    /// All errors of the settings, at least one, sorted by location.
     Settings(Vec<ConfigError>),
 }
 
@@ -57,25 +57,25 @@ pub struct ConfigError {
     pub location: Location,
     /// The full path of the key, such as `heartbeat.intervalMs`; empty if the error is not about a key.
     pub key: String,
-    /// What is wrong.
-    pub problem: Problem,
+    /// The problem.
+    pub problem: ConfigProblem,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { location, key, problem } = self;
         write!(f, "{location}: ")?;
-        // A flag and a variable name their setting themselves.
+        // The location of a flag or variable already identifies its setting.
         if key.is_empty() || !matches!(location, Location::File { .. }) {
             return problem.fmt(f);
         }
         match problem {
-            Problem::Expected { expected, found } => write!(f, "expected {expected} for `{key}`, got {found}"),
-            Problem::UnknownKey { suggestion } => {
+            ConfigProblem::Expected { expected, found } => write!(f, "expected {expected} for `{key}`, got {found}"),
+            ConfigProblem::UnknownKey { suggestion } => {
                 write!(f, "unknown key `{key}`")?;
                 suggestion.map_or(Ok(()), |suggestion| write!(f, "; did you mean `{suggestion}`?"))
             }
-            Problem::Duplicate { first } => write!(f, "duplicate key `{key}`, first given in line {first}"),
+            ConfigProblem::Duplicate { first } => write!(f, "duplicate key `{key}`, first defined on line {first}"),
             _ => write!(f, "`{key}`: {problem}"),
         }
     }
@@ -87,10 +87,10 @@ impl std::error::Error for ConfigError {
     }
 }
 
-/// What is wrong with a setting.
+/// The problem of a setting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum ConfigProblem {
     /// A file cannot be read.
     #[error("cannot read the file {file}: {source}")]
     Unreadable {
@@ -100,7 +100,7 @@ pub enum Problem {
         source: io::Error,
     },
     /// The configuration file is too large.
-    #[error("the file {file} is larger than {max} bytes, the limit of a configuration file")]
+    #[error("the file {file} is larger than the limit of {max} bytes")]
     TooLarge {
         /// The path.
         file: String,
@@ -111,7 +111,7 @@ pub enum Problem {
     #[error("invalid UTF-8")]
     NotUtf8,
     /// The extension of the file is neither `.json` nor `.toml`.
-    #[error("cannot tell the format of the file \"{file}\": the name must end in .json or .toml")]
+    #[error("unknown format of the file \"{file}\"; expected the extension .json or .toml")]
     Extension {
         /// The path.
         file: String,
@@ -124,8 +124,8 @@ pub enum Problem {
         /// The syntax error.
         message: String,
     },
-    /// An object has a key twice.
-    #[error("duplicate key, first given in line {first}")]
+    /// An object has a duplicate key.
+    #[error("duplicate key, first defined on line {first}")]
     Duplicate {
         /// The line of the first occurrence.
         first: usize,
@@ -133,7 +133,7 @@ pub enum Problem {
     /// The key does not exist.
     #[error("unknown key")]
     UnknownKey {
-        /// A key with a similar spelling.
+        /// A similar key.
         suggestion: Option<&'static str>,
     },
     /// The value has the wrong type or is out of range.
@@ -152,8 +152,8 @@ pub enum Problem {
         /// The values that are valid.
         expected: String,
     },
-    /// Two keys that exclude each other were given.
-    #[error("`{one}` and `{other}` exclude each other; give only one of them")]
+    /// Two mutually exclusive keys are set.
+    #[error("`{one}` and `{other}` cannot be combined; set only one of them")]
     Exclusive {
         /// The first key.
         one: &'static str,
@@ -178,7 +178,7 @@ pub enum Problem {
     /// The JWT settings are invalid.
     #[error(transparent)]
     Jwt(#[from] JwtError),
-    /// An environment variable that a setting names has no value.
+    /// An environment variable that a setting refers to has no value.
     #[error("the environment variable {name} is unset, empty or not UTF-8")]
     MissingVariable {
         /// The name of the variable.
@@ -191,13 +191,13 @@ pub enum Problem {
     #[error("this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it")]
     IdentityUnsupported,
     /// Auth is configured without tokens.
-    #[error("auth needs a source of tokens; add `tokens` or `jwt`")]
+    #[error("auth requires a source of tokens; add `tokens` or `jwt`")]
     NoTokenSource,
-    /// The PROXY protocol is on, and no proxy is trusted.
-    #[error("the PROXY protocol needs `trustedProxies`, the addresses of the proxies that may use it")]
+    /// `proxyProtocol` is set, but `trustedProxies` is empty.
+    #[error("the PROXY protocol requires `trustedProxies`: the addresses of the proxies that send the header")]
     NoTrustedProxies,
-    /// `backup` and `restore` need a data directory, and the memory engine has none.
-    #[error("the engine \"memory\" has no data directory; backup and restore need the engine \"embedded\"")]
+    /// `backup` and `restore` require a data directory, which the memory engine does not have.
+    #[error("the engine \"memory\" has no data directory; backup and restore require the engine \"embedded\"")]
     NoDataDir,
 }
 

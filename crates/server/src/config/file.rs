@@ -7,32 +7,32 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::entry::{Report, join_key};
-use super::error::{ConfigError, Problem};
+use super::error::{ConfigError, ConfigProblem};
 use super::location::{Location, Origin, SourceFile, SyntaxError, location_in};
 use super::tree::{Node, Value};
 use super::{json, toml};
 
-/// A larger file is not a configuration but a mistake.
+/// Limit of a configuration file. A larger file is given by mistake.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// Reads and parses a file that a flag or variable names. Returns `None` after reporting an error.
+/// Reads and parses a file. `named_by` is the flag or variable with its path. Returns `None` after reporting an error.
 pub(super) fn read(name: &str, named_by: &Origin, report: &mut Report) -> Option<Node> {
     let path = Path::new(name);
     let extension = path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     let parse = match extension.as_deref() {
         Some("json") => parse_json,
         Some("toml") => parse_toml,
-        _ => return report.fail(named_by.location(), "", Problem::Extension { file: name.to_owned() }),
+        _ => return report.fail(named_by.location(), "", ConfigProblem::Extension { file: name.to_owned() }),
     };
     let bytes = match read_bounded(path) {
         Ok(bytes) => bytes,
         Err(source) => {
-            let problem = Problem::Unreadable { file: name.to_owned(), source };
+            let problem = ConfigProblem::Unreadable { file: name.to_owned(), source };
             return report.fail(named_by.location(), "", problem);
         }
     };
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        let problem = Problem::TooLarge { file: name.to_owned(), max: MAX_FILE_BYTES };
+        let problem = ConfigProblem::TooLarge { file: name.to_owned(), max: MAX_FILE_BYTES };
         return report.fail(named_by.location(), "", problem);
     }
     let text = match String::from_utf8(bytes) {
@@ -40,7 +40,7 @@ pub(super) fn read(name: &str, named_by: &Origin, report: &mut Report) -> Option
         Err(error) => {
             let (end, bytes) = (error.utf8_error().valid_up_to(), error.into_bytes());
             let location = location_in(path, &String::from_utf8_lossy(&bytes[..end]), end);
-            return report.fail(location, "", Problem::NotUtf8);
+            return report.fail(location, "", ConfigProblem::NotUtf8);
         }
     };
     // Some editors write a byte order mark.
@@ -50,7 +50,7 @@ pub(super) fn read(name: &str, named_by: &Origin, report: &mut Report) -> Option
     Some(node)
 }
 
-/// Reads one byte more than the limit at most.
+/// Reads at most one byte more than the limit.
 fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
@@ -74,11 +74,11 @@ fn parse_toml(source: &Arc<SourceFile>, report: &mut Report) -> Option<Node> {
 
 fn report_syntax(source: &SourceFile, format: &'static str, error: SyntaxError, report: &mut Report) {
     let location = location_in(&source.file, &source.text, error.offset);
-    let problem = Problem::Syntax { format, message: error.message };
+    let problem = ConfigProblem::Syntax { format, message: error.message };
     report.errors.push(ConfigError { location, key: String::new(), problem });
 }
 
-/// Reports keys that an object has twice. Otherwise the later one would silently replace the earlier one.
+/// Reports duplicate keys. Otherwise the last one would silently win.
 fn report_duplicates(node: &Node, path: &str, report: &mut Report) {
     match &node.value {
         Value::Object(members) => {
@@ -88,7 +88,7 @@ fn report_duplicates(node: &Node, path: &str, report: &mut Report) {
                 if let Some(first) = seen.insert(&member.key, &member.origin)
                     && let Location::File { line, .. } = first.location()
                 {
-                    report.add(member.origin.location(), &key, Problem::Duplicate { first: line });
+                    report.add(member.origin.location(), &key, ConfigProblem::Duplicate { first: line });
                 }
                 report_duplicates(&member.value, &key, report);
             }

@@ -1,20 +1,20 @@
-//! Where a setting comes from: a place in a file, a flag or an environment variable.
+//! The location of a setting: in a file, a flag or an environment variable.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The place where a setting was given. Error messages begin with it.
+/// The location of a setting. Error messages start with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Location {
-    /// A place in the configuration file.
+    /// A position in the configuration file.
     File {
-        /// The path as it was given on the command line or in the environment.
+        /// The path as given on the command line or in the environment.
         file: PathBuf,
-        /// The line, counted from 1.
+        /// The one-based line.
         line: usize,
-        /// The column in characters, counted from 1.
+        /// The one-based column, in characters.
         column: usize,
     },
     /// A command-line flag.
@@ -74,7 +74,7 @@ impl Origin {
     }
 }
 
-/// Converts a byte offset to line and column. An offset past the end is the end.
+/// Converts a byte offset to line and column. An offset past the end is treated as the end.
 pub(super) fn location_in(file: &Path, text: &str, offset: usize) -> Location {
     let before = &text[..text.floor_char_boundary(offset)];
     let line_start = before.rfind('\n').map_or(0, |end| end + 1);

@@ -1,4 +1,4 @@
-//! Reads the keys of `auth` that limit logins, and clients before their login.
+//! Reads the keys of `auth` that limit logins and clients before login.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::auth::Auth;
 pub(super) const RATE_LIMIT_KEYS: &[&str] = &["maxAttempts", "windowMs"];
 pub(super) const BEFORE_LOGIN_KEYS: &[&str] = &["maxPayloadBytes", "maxRequests", "windowMs", "maxConnectionsPerIp"];
 
-/// The limits read so far. What is not set has its default.
+/// The limits read so far. `None` means the default.
 #[derive(Default)]
 pub(super) struct LoginLimits {
     timeout: Option<Duration>,
@@ -47,7 +47,7 @@ impl LoginLimits {
     }
 
     pub(super) fn apply(self, auth: &mut Auth) {
-        // Zero means no deadline.
+        // Zero means no timeout.
         set(&mut auth.login_timeout, self.timeout.map(|timeout| Some(timeout).filter(|timeout| !timeout.is_zero())));
         set(&mut auth.login_rate_limit.max_requests, self.max_attempts);
         set(&mut auth.login_rate_limit.window, self.attempts_window);

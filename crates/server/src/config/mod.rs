@@ -1,8 +1,7 @@
-//! The configuration of the program: command line, environment variables and file.
+//! The configuration of the program: command line, environment variables and configuration file.
 //!
-//! Every source is parsed into a tree of `Node`s that know their origin, and one set of checks covers all of them. An invalid flag
-//! is therefore reported like an invalid key of the file, and a value that another source overrides is checked as well. All errors
-//! are collected before loading fails.
+//! Every source is parsed into a tree of `Node`s with their origins, and the same checks apply to all sources. So an invalid flag is
+//! reported like an invalid key of the file, and an overridden value is checked as well. All errors are reported at once.
 
 mod access;
 mod auth;
@@ -36,14 +35,15 @@ use clap::Parser;
 use tidewire_store::engine::Durability;
 
 pub use self::definitions::{
-    Applied, Definition, DefinitionError, DefinitionKind, Difference, Outcome, Reason, RefusedDefinition, apply,
+    AppliedDefinition, Definition, DefinitionError, DefinitionKind, DefinitionOutcome, Difference, RejectReason,
+    RejectedDefinition, apply,
 };
-pub use self::error::{ConfigError, ConfigErrors, Problem};
+pub use self::error::{ConfigError, ConfigErrors, ConfigProblem};
 pub use self::location::Location;
 pub use self::revoke::RevokeCommand;
 pub use self::server_url::ServerUrl;
 
-use self::cli::{AccessQuestion, CommandLine, Flags, StorageFlags, Subcommands};
+use self::cli::{CheckAccessArgs, CommandLine, Flags, StorageFlags, Subcommands};
 use self::entry::{Entry, Report};
 use self::overrides::Overrides;
 use self::reload::FixedSettings;
@@ -57,9 +57,9 @@ use crate::{Explanation, ServerOptions};
 pub enum Command {
     /// Run the server.
     Serve(Box<Config>),
-    /// Print the warnings of a valid configuration and exit.
+    /// Print the warnings and the access report of a valid configuration, and exit.
     Check(Box<Config>),
-    /// Print why a client may or may not use an operation.
+    /// Explain whether a client may use an operation.
     CheckAccess(Box<Explanation>),
     /// Copy the data directory of a stopped server.
     Backup {
@@ -83,34 +83,34 @@ pub enum Command {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// The settings of the server, including auth.
+    /// The options of the server, including auth.
     pub server: ServerOptions,
     /// The storage engine.
     pub engine: Engine,
-    /// The limit of a record in bytes. Default: `max_payload_bytes`, so that a client can store what it can send, but at least
+    /// The maximum size of a record in bytes. Default: `max_payload_bytes`, so that a client can store what it can send, but at least
     /// 1 MiB, the default of the store.
     pub max_record_bytes: usize,
-    /// The limit of the memory of all records in bytes. Default: half of the memory of the machine, or of its control group if that
-    /// has a lower limit, but at least 256 MiB.
+    /// The memory limit of all records in bytes. Default: half of the memory of the machine, or of the limit of its control group if
+    /// that is lower, but at least 256 MiB.
     pub max_store_bytes: usize,
-    /// The grace period of a shutdown, during which clients may finish and leave. Default: 5 s, shorter than the kill timeout of
+    /// The grace period of a shutdown, in which clients may finish and disconnect. Default: 5 s, shorter than the kill timeout of
     /// common service managers.
     pub shutdown_grace: Duration,
     /// Buckets to define at startup, in the order of the file.
     pub buckets: Vec<Definition>,
     /// Named queries to define at startup, in the order of the file.
     pub queries: Vec<Definition>,
-    /// The roles of static tokens and permission rules, each once, in the order of the file.
+    /// The roles of static tokens and permission rules, without duplicates, in the order of the file.
     pub roles: Vec<String>,
     /// Settings that are valid but probably unintended.
     pub warnings: Vec<String>,
-    /// The settings of the file that need a restart.
+    /// The settings of the file that require a restart.
     fixed: FixedSettings,
 }
 
 impl Config {
-    /// Returns the keys of the file that differ in a newer configuration, and that [`Server::reload`](crate::Server::reload) does
-    /// not take: they need a restart.
+    /// Returns the keys of the file that differ in a newer configuration and require a restart, because
+    /// [`Server::reload`](crate::Server::reload) does not apply them.
     pub fn restart_keys(&self, newer: &Self) -> Vec<String> {
         self.fixed.differences(&newer.fixed)
     }
@@ -132,7 +132,8 @@ pub enum Engine {
 }
 
 impl Command {
-    /// Parses the arguments, of which the first is the name of the program, and reads the environment variables and the file.
+    /// Parses the arguments, of which the first is the name of the program, and reads the environment variables and the configuration
+    /// file.
     ///
     /// ```
     /// use tidewire::config::Command;
@@ -165,8 +166,8 @@ impl Command {
             Some(Subcommands::Backup { storage, .. } | Subcommands::Restore { storage, .. }) => {
                 (&Flags { storage: storage.clone(), ..Flags::default() }, false)
             }
-            Some(Subcommands::CheckAccess(question)) => {
-                let storage = StorageFlags { config: question.config.clone(), data_dir: None };
+            Some(Subcommands::CheckAccess(args)) => {
+                let storage = StorageFlags { config: args.config.clone(), data_dir: None };
                 (&Flags { storage, ..Flags::default() }, true)
             }
         };
@@ -184,10 +185,10 @@ impl Command {
         let command = match command_line.command {
             Some(Subcommands::Backup { to, .. }) => Self::Backup { data_dir: settings.data_dir(&mut report), to },
             Some(Subcommands::Restore { from, .. }) => Self::Restore { from, data_dir: settings.data_dir(&mut report) },
-            Some(Subcommands::CheckAccess(question)) => {
+            Some(Subcommands::CheckAccess(args)) => {
                 let config = settings.finish(fixed, &mut report);
                 if report.errors.is_empty() {
-                    return question.answer(&config.server);
+                    return args.explain(&config.server);
                 }
                 return Err(report.into_errors());
             }
@@ -201,8 +202,8 @@ impl Command {
     }
 }
 
-impl AccessQuestion {
-    fn answer(self, server: &ServerOptions) -> Result<Command, ConfigErrors> {
+impl CheckAccessArgs {
+    fn explain(self, server: &ServerOptions) -> Result<Command, ConfigErrors> {
         let is_session = !self.roles.is_empty() || self.user.is_some() || self.metadata.is_some();
         let session =
             Session::new(self.user.unwrap_or_default(), self.roles).metadata(self.metadata.unwrap_or_default());

@@ -4,16 +4,16 @@ use std::ffi::OsString;
 
 use super::cli::Flags;
 use super::entry::Report;
-use super::error::Problem;
+use super::error::ConfigProblem;
 use super::location::Origin;
 use super::tree::{Member, Node, Value};
 
 /// Looks up an environment variable.
 pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<OsString>;
 
-/// The settings of the environment and of the command line.
+/// The settings from the environment and the command line.
 pub(super) struct Overrides {
-    /// The path of the configuration file, and the flag or variable that names it.
+    /// The path of the configuration file, and the flag or variable that sets it.
     pub(super) file: Option<(String, Origin)>,
     pub(super) check: bool,
     /// The environment, then the flags. Later trees take precedence.
@@ -30,7 +30,7 @@ enum Format {
 
 impl Overrides {
     pub(super) fn new(flags: &Flags, environment: Environment<'_>, report: &mut Report) -> Self {
-        // The flag, the path of its key, and its value. An empty path is a flag without a key in the file.
+        // The flag, the path of its key, its format and its value. An empty path is a flag without a key in the file.
         let values: [(&str, &[&str], Format, &Option<String>); 24] = [
             ("name", &["name"], Format::Text, &flags.name),
             ("grace", &["shutdownGraceMs"], Format::Number, &flags.grace),
@@ -91,7 +91,7 @@ impl Overrides {
             from_environment.extend(is_on.map(|is_on| member(is_on, Origin::Variable(variable))));
             from_flags.extend(is_given.then(|| member(true, Origin::Flag(format!("--{name}")))));
         }
-        // No error refers to the root itself: it is an object, as required.
+        // The origin of the root is never shown, because the root is always a valid object.
         let tree = |members, name: &str| Node { value: Value::Object(members), origin: Origin::Flag(name.to_owned()) };
         Self { file, check, trees: [tree(from_environment, "the environment"), tree(from_flags, "the flags")] }
     }
@@ -102,7 +102,7 @@ impl Format {
         let string = |text: &str| Value::String(text.to_owned());
         let value = match self {
             Self::Text => string(text),
-            // Text that is not a number stays text; the check of the setting reports it.
+            // Text that is not a number remains text, and is reported when the setting is read.
             Self::Number => text.trim().parse().map_or_else(|_| string(text), Value::Number),
             Self::List => {
                 let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
@@ -117,12 +117,12 @@ fn variable_name(flag: &str) -> String {
     format!("TIDEWIRE_{}", flag.to_uppercase().replace('-', "_"))
 }
 
-/// Returns the value of a variable. An empty one counts as unset, because many tools cannot unset a variable.
+/// Returns the value of a variable. An empty value is treated as unset, because many tools cannot unset a variable.
 pub(super) fn variable_text(variable: &str, environment: Environment<'_>, report: &mut Report) -> Option<String> {
     let value = environment(variable).filter(|value| !value.is_empty())?;
     match value.into_string() {
         Ok(text) => Some(text),
-        Err(_) => report.fail(Origin::Variable(variable.to_owned()).location(), "", Problem::NotUtf8),
+        Err(_) => report.fail(Origin::Variable(variable.to_owned()).location(), "", ConfigProblem::NotUtf8),
     }
 }
 
@@ -132,7 +132,7 @@ fn parse_switch(text: &str, variable: &str, report: &mut Report) -> Option<bool>
         "0" | "false" | "no" | "off" => Some(false),
         _ => {
             let found = serde_json::Value::from(text).to_string();
-            let problem = Problem::Expected { expected: "true or false (1 or 0)".to_owned(), found };
+            let problem = ConfigProblem::Expected { expected: "true or false (1 or 0)".to_owned(), found };
             report.fail(Origin::Variable(variable.to_owned()).location(), "", problem)
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn permissions(entry: &Entry<'_>, report: &mut Report) -> Permissions
             rules = items.iter().filter_map(|entry| rule(entry, report)).collect();
         }
     }
-    // Without a valid default there is an error, and the value is not used.
+    // If the default is invalid, an error has been reported, and the result is not used.
     Permissions::new(default.unwrap_or(DefaultAccess::Deny), rules)
 }
 
@@ -67,7 +67,7 @@ fn rule(entry: &Entry<'_>, report: &mut Report) -> Option<Rule> {
         return culprit.unwrap_or(entry).fail(report, error.into());
     }
     for (pattern, entry) in allow.iter().flatten() {
-        warn_of_unknown(pattern, entry, report);
+        warn_about_unknown(pattern, entry, report);
     }
     let (Some(row_filter), Some(entry)) = (row_filter, member("where")) else { return Some(rule) };
     rule.on_rows(row_filter?).map_err(|error| entry.reject(report, error.into())).ok()
@@ -95,7 +95,7 @@ fn topics<'n>(entry: &Entry<'n>, report: &mut Report) -> Option<Texts<'n>> {
 }
 
 fn read_texts<'n>(items: Vec<Entry<'n>>, report: &mut Report, expected: &str) -> Option<Texts<'n>> {
-    // All elements are checked before the result is discarded because of one.
+    // Collected first, so that all errors of the list are reported.
     let texts: Vec<_> = items.into_iter().map(|item| Some((item.text(report, expected)?, item))).collect();
     texts.into_iter().collect()
 }
@@ -104,12 +104,12 @@ fn texts<'p>(texts: &'p Texts<'_>) -> impl Iterator<Item = &'p str> {
     texts.iter().map(|(text, _)| *text)
 }
 
-/// Warns about a pattern that matches no operation. It may be misspelled, or meant for a later version.
-fn warn_of_unknown(pattern: &str, entry: &Entry<'_>, report: &mut Report) {
+/// Warns about a pattern that matches no operation. It is not an error, because it may be for a later version.
+fn warn_about_unknown(pattern: &str, entry: &Entry<'_>, report: &mut Report) {
     let mut names = table::OPERATIONS.iter().map(|operation| operation.name);
     if let Some(prefix) = pattern.strip_suffix('*') {
         if !names.any(|name| name.starts_with(prefix)) {
-            report.warnings.push(entry.warning(&format!("no operation begins with \"{prefix}\"")));
+            report.warnings.push(entry.warning(&format!("no operation starts with \"{prefix}\"")));
         }
     } else if !names.clone().any(|name| name == pattern) {
         let suggestion = closest(pattern, names).map(|name| format!("; did you mean \"{name}\"?"));

@@ -1,4 +1,4 @@
-//! Which settings a running server takes from a file that has changed, and which need a restart.
+//! Detects changed settings that a reload does not apply.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::tree::{Node, Value};
 
-/// The settings that [`Server::reload`](crate::Server::reload) takes.
+/// The settings that [`Server::reload`](crate::Server::reload) applies.
 const RELOADED: [&str; 3] = ["auth.tokens", "auth.jwt", "tls"];
 
-/// Hashes of the settings of a file that a reload does not take, by key. Hashes, because some settings are secret.
+/// Hashes of the settings of a file that a reload does not apply, by key. Hashes, because some settings are secret.
 #[derive(Clone, Default)]
 pub(super) struct FixedSettings(BTreeMap<String, u64>);
 
@@ -44,14 +44,14 @@ impl FixedSettings {
     }
 }
 
-/// The settings of an object. `null` means the default, so it is none.
+/// Returns the settings of an object. `null` means the default and is omitted.
 fn members(node: &Node) -> impl Iterator<Item = (&str, &Node)> {
     let members = if let Value::Object(members) = &node.value { &members[..] } else { &[] };
     let is_set = |(key, value): &(&str, &Node)| *key != "comment" && !value.is_null();
     members.iter().map(|member| (&*member.key, &member.value)).filter(is_set)
 }
 
-/// They say nothing to a reader.
+/// Hides the hashes.
 impl fmt::Debug for FixedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("..")

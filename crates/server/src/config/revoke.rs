@@ -1,15 +1,15 @@
-//! The command `tidewire revoke`.
+//! The `tidewire revoke` command.
 
 use std::fmt;
 
 use super::cli::RemoteFlags;
 use super::entry::Report;
-use super::error::Problem;
+use super::error::ConfigProblem;
 use super::location::Origin;
 use super::overrides::{Environment, variable_text};
 use super::server_url::ServerUrl;
 
-/// The variable with the token. There is no flag, because other users of the machine can see flags in the list of processes.
+/// The variable with the token. There is no flag, because other users of the machine can see flags in the process list.
 const TOKEN: &str = "TIDEWIRE_TOKEN";
 const URL: &str = "TIDEWIRE_URL";
 const DEFAULT_URL: &str = "ws://127.0.0.1:8080/";
@@ -41,7 +41,7 @@ impl RevokeCommand {
         environment: Environment<'_>,
         report: &mut Report,
     ) -> Option<Self> {
-        let expected = |expected: &str, found: String| Problem::Expected { expected: expected.to_owned(), found };
+        let expected = |expected: &str, found: String| ConfigProblem::Expected { expected: expected.to_owned(), found };
         let variable = |name: &str| Origin::Variable(name.to_owned());
         let flag = remote.url.clone().map(|url| (url, Origin::Flag("--url".to_owned())));
         let from_environment = || Some((variable_text(URL, environment, report)?, variable(URL)));
@@ -58,7 +58,7 @@ impl RevokeCommand {
     }
 }
 
-/// Without the token.
+/// Hides the token.
 impl fmt::Debug for RevokeCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { user_id, reason, url, token: _ } = self;

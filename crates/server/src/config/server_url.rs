@@ -1,4 +1,4 @@
-//! The address of a running server, for commands that talk to it.
+//! The URL of a running server, for commands that connect to it.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use url::Url;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerUrl {
-    /// Whether the connection is by TLS.
+    /// Whether the connection uses TLS.
     pub is_secure: bool,
     /// The host, an IPv6 address without brackets.
     pub host: String,
     /// The port.
     pub port: u16,
-    /// The path of the WebSocket.
+    /// The path of the WebSocket endpoint.
     pub path: String,
 }
 
 impl ServerUrl {
-    /// Parses a URL. Returns `None` if it is not one of a server, or has parts that are not used, such as a user.
+    /// Parses a URL. Returns `None` if it is not a WebSocket URL, or if it has unused parts, such as a user.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let url = Url::parse(text).ok()?;
         let is_secure = match url.scheme() {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_of_servers_are_parsed() {
+    fn server_urls_are_parsed() {
         for (text, url, authority) in [
             ("ws://127.0.0.1:8080/", "ws://127.0.0.1:8080/", "127.0.0.1:8080"),
             ("wss://tide.example/live", "wss://tide.example:443/live", "tide.example:443"),

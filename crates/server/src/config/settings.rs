@@ -14,7 +14,7 @@ use super::auth::AuthDraft;
 use super::definitions::Definition;
 use super::edge::EdgeLocations;
 use super::entry::{Entry, MAX_MS, Report, warning};
-use super::error::Problem;
+use super::error::ConfigProblem;
 use super::location::Location;
 use super::overrides::Environment;
 use super::reload::FixedSettings;
@@ -64,16 +64,16 @@ pub(super) const KEYS: &[&str] = &[
     "queries",
 ];
 
-/// The limit of every size of one connection: messages, results, buffers.
+/// Limit of the sizes of one connection: messages, results and buffers.
 pub(super) const MAX_BYTES: u64 = 1 << 30;
-/// The limit of `maxRecordBytes`. A commit is written to one log segment, which is at most 1 GiB, and takes at most half of it.
+/// Limit of `maxRecordBytes`. A commit uses at most half of a log segment, which has at most 1 GiB.
 const MAX_RECORD_BYTES: u64 = 256 << 20;
-/// The limit of the sizes in `memory`, above the memory of any machine.
+/// Limit of the sizes in `memory`, above the memory of any machine.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
-/// The limit of every count.
+/// Limit of counts.
 pub(super) const MAX_COUNT: u64 = 1_000_000_000;
 
-/// The settings read so far. A source that is read later takes precedence.
+/// The settings read so far. Later sources take precedence.
 pub(super) struct Settings {
     server: ServerOptions,
     is_embedded: bool,
@@ -116,7 +116,7 @@ impl Default for Settings {
     }
 }
 
-/// Relocations a setting if the new value is valid.
+/// Replaces a setting if the new value is valid.
 pub(super) fn set<T>(setting: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *setting = value;
@@ -194,8 +194,8 @@ impl Settings {
         }
     }
 
-    /// Reads only the keys that say where the data is. The other values are not checked, because `backup` and `restore` must
-    /// work where the secrets and certificates of the server are not available.
+    /// Reads only the keys for the location of the data. Other values are not checked, because `backup` and `restore` must work
+    /// without the secrets and certificates of the server.
     pub(super) fn read_storage(&mut self, root: &Entry<'_>, report: &mut Report) {
         for (key, entry) in root.members(report, KEYS) {
             self.read_storage_key(key, &entry, report);
@@ -234,9 +234,9 @@ impl Settings {
             report.warnings.push(warning(&location, "backupDir", "the memory engine cannot be backed up"));
         }
         let max_record_bytes = max_record_bytes(self.max_record_bytes, &self.server, report);
-        warn_of_open_server(&self.server, report);
+        warn_about_open_server(&self.server, report);
         if self.is_embedded {
-            warn_of_open_directory(&self.data_dir, report);
+            warn_about_open_directory(&self.data_dir, report);
         }
         let (dir, durability) = (self.data_dir, self.durability);
         Config {
@@ -256,37 +256,37 @@ impl Settings {
     /// Returns the data directory. Reports an error if the engine has none.
     pub(super) fn data_dir(self, report: &mut Report) -> PathBuf {
         if let Some(location) = self.engine_location.filter(|_| !self.is_embedded) {
-            report.add(location, "engine", Problem::NoDataDir);
+            report.add(location, "engine", ConfigProblem::NoDataDir);
         }
         self.data_dir
     }
 }
 
-/// Returns the limit of a record: as given, otherwise that of a message, but not less than the default of the store.
+/// Returns the limit of a record: as set, otherwise that of a message, but not less than the default of the store.
 fn max_record_bytes(given: Option<(usize, Location)>, server: &ServerOptions, report: &mut Report) -> usize {
     let most = usize::try_from(MAX_RECORD_BYTES).unwrap_or(usize::MAX);
     let default = server.max_payload_bytes.min(most).max(Limits::default().max_record_bytes);
     let bytes = given.as_ref().map_or(default, |(bytes, _)| *bytes);
     if let Some((_, location)) = given.filter(|_| bytes > server.max_payload_bytes) {
         let message = format!(
-            "the limit of {bytes} bytes is above `maxPayloadBytes` ({}), so no client can send such a record",
+            "the limit of {bytes} bytes is above `maxPayloadBytes` ({}), so clients cannot send records of this size",
             server.max_payload_bytes
         );
         report.warnings.push(warning(&location, "maxRecordBytes", &message));
     }
     if bytes > server.max_result_bytes {
         report.warnings.push(format!(
-            "a record may have {bytes} bytes, which is above `maxResultBytes` ({}), so no client can read such a record",
+            "the record limit of {bytes} bytes is above `maxResultBytes` ({}), so clients cannot read records of this size",
             server.max_result_bytes
         ));
     }
     bytes
 }
 
-/// Warns if the server is reachable from other machines without auth or rate limit.
-fn warn_of_open_server(server: &ServerOptions, report: &mut Report) {
+/// Warns if the server is reachable from other machines without auth or a rate limit.
+fn warn_about_open_server(server: &ServerOptions, report: &mut Report) {
     let host = &server.host;
-    // Clients with a lower tier cannot do everything.
+    // A lower tier restricts clients.
     let is_unlimited = |tier: Option<Tier>| tier.is_none_or(|tier| tier == Tier::Admin);
     let is_open = server.auth.as_ref().is_none_or(|auth| !auth.required && is_unlimited(auth.anonymous_tier));
     let is_loopback = host.parse::<IpAddr>().map_or(host == "localhost", |address| address.is_loopback());
@@ -305,15 +305,15 @@ fn warn_of_open_server(server: &ServerOptions, report: &mut Report) {
     }
 }
 
-/// Warns if other users of the machine have access to an existing data directory. One that the server creates is its own.
-fn warn_of_open_directory(dir: &Path, report: &mut Report) {
-    // Whether it can be opened at all is known at the start.
+/// Warns if other users of the machine have access to an existing data directory. The server creates new directories as private.
+fn warn_about_open_directory(dir: &Path, report: &mut Report) {
+    // Other errors are reported when the directory is opened.
     let Ok(metadata) = std::fs::metadata(dir) else { return };
     let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
         let dir = dir.display();
         report.warnings.push(format!(
-            "the data directory {dir} has the mode {mode:04o}, so that other users have access: run `chmod 700 {dir}`"
+            "the data directory {dir} has mode {mode:04o}, so other users have access to it; run `chmod 700 {dir}`"
         ));
     }
 }
@@ -331,7 +331,7 @@ fn host(entry: &Entry<'_>, report: &mut Report) -> Option<String> {
 }
 
 fn path(entry: &Entry<'_>, report: &mut Report) -> Option<String> {
-    const EXPECTED: &str = "a path that begins with \"/\", without \"?\", \"#\" and spaces";
+    const EXPECTED: &str = "a path that starts with \"/\", without \"?\", \"#\" and spaces";
     let path = entry.text(report, EXPECTED)?;
     if !path.starts_with('/') || path.contains(|c: char| c == '?' || c == '#' || c.is_whitespace()) {
         return entry.mismatch(report, EXPECTED);
@@ -344,8 +344,8 @@ fn is_embedded(entry: &Entry<'_>, report: &mut Report) -> Option<bool> {
     match entry.text(report, EXPECTED)? {
         "memory" => Some(false),
         "embedded" => Some(true),
-        // The URL may have a password, so the error does not show it.
-        url if url.starts_with("redis:") || url.starts_with("rediss:") => entry.fail(report, Problem::RedisUnsupported),
+        // The URL may contain a password, so it is not shown.
+        url if url.starts_with("redis:") || url.starts_with("rediss:") => entry.fail(report, ConfigProblem::RedisUnsupported),
         _ => entry.mismatch(report, EXPECTED),
     }
 }
@@ -364,7 +364,7 @@ fn durability(entry: &Entry<'_>, report: &mut Report) -> Option<Durability> {
     }
 }
 
-/// Reads `allowedOrigins`. Origins are compared with the header byte by byte, so any other spelling would never match.
+/// Reads `allowedOrigins`. Origins are compared with the header byte by byte, so any other spelling is rejected.
 fn origins(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<String>> {
     const EXPECTED: &str =
         "an origin as browsers send it, such as \"https://example.com\" or \"http://localhost:3000\"";
@@ -392,22 +392,22 @@ fn tls_files(
     key: Option<(PathBuf, Location)>,
     report: &mut Report,
 ) -> Option<TlsFiles> {
-    let missing = |key, what: &str| Problem::Missing { key, expected: format!("the PEM file of the {what}") };
+    let missing = |key, what: &str| ConfigProblem::Missing { key, expected: format!("the PEM file of the {what}") };
     let errors = report.errors.len();
     for (file, location) in [&cert, &key].into_iter().flatten() {
         if let Err(source) = std::fs::read(file) {
-            let problem = Problem::Unreadable { file: file.display().to_string(), source };
+            let problem = ConfigProblem::Unreadable { file: file.display().to_string(), source };
             report.add(location.clone(), "tls", problem);
         }
     }
     match (cert, key) {
         (Some((certificate, location)), Some((key, _))) => {
             let files = TlsFiles { certificate, key };
-            // A mismatch of certificate and key is reported now, not when the server starts.
+            // Reports an invalid certificate or key now, not when the server starts.
             if report.errors.len() == errors
                 && let Err(error) = crate::server::tls(&files)
             {
-                return report.fail(location, "tls", Problem::Tls(error));
+                return report.fail(location, "tls", ConfigProblem::Tls(error));
             }
             Some(files)
         }
@@ -463,12 +463,12 @@ fn read_backpressure(backpressure: &mut Backpressure, entry: &Entry<'_>, report:
 
 pub(super) const MEMORY_KEYS: &[&str] = &["maxBytes", "maxStoreBytes"];
 
-/// Returns the default limit of the memory of all records: half of the memory, so that indexes, connections and a restart have the
-/// rest, but not less than a small store needs. No limit if the system does not tell.
+/// Returns the default memory limit of all records: half of the memory, which leaves the rest for indexes, connections and recovery,
+/// but not less than a small store needs. There is no limit if the memory size is unknown.
 fn default_store_bytes() -> usize {
-    const LEAST: usize = 256 << 20;
+    const MIN_STORE_BYTES: usize = 256 << 20;
     let half = machine::memory_bytes().map(|bytes| usize::try_from(bytes / 2).unwrap_or(usize::MAX));
-    half.map_or(usize::MAX, |half| half.max(LEAST))
+    half.map_or(usize::MAX, |half| half.max(MIN_STORE_BYTES))
 }
 
 pub(super) const CONNECTION_LIMIT_KEYS: &[&str] = &["maxSubscriptionsPerConnection", "maxTotalSubscriptions"];
@@ -483,13 +483,13 @@ fn read_connection_limits(limits: &mut ConnectionLimits, entry: &Entry<'_>, repo
     }
 }
 
-/// Reads and checks the definitions of `buckets` or `queries`. Whether they are compatible with the stored data is checked when they
-/// are applied.
+/// Reads and checks the definitions of `buckets` or `queries`. Their compatibility with the stored data is checked when they are
+/// applied.
 fn definitions(
     entry: &Entry<'_>,
     report: &mut Report,
     strip: fn(&mut Map<String, Json>),
-    check: fn(&Json) -> Result<(), Problem>,
+    check: fn(&Json) -> Result<(), ConfigProblem>,
 ) -> Vec<Definition> {
     let mut definitions = Vec::new();
     for (name, entry) in entry.named(report) {
@@ -507,11 +507,11 @@ fn definitions(
     definitions
 }
 
-fn check_bucket(config: &Json) -> Result<(), Problem> {
+fn check_bucket(config: &Json) -> Result<(), ConfigProblem> {
     Ok(BucketDefinition::parse(config).map(drop)?)
 }
 
-fn check_query(config: &Json) -> Result<(), Problem> {
+fn check_query(config: &Json) -> Result<(), ConfigProblem> {
     Query::template(config)?;
     Ok(())
 }

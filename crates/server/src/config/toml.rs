@@ -28,7 +28,7 @@ fn origin(source: &Arc<SourceFile>, offset: usize) -> Origin {
 
 fn members(source: &Arc<SourceFile>, table: &DeTable<'_>, errors: &mut Vec<SyntaxError>) -> Value {
     let mut entries: Vec<(&Spanned<_>, &Spanned<DeValue<'_>>)> = table.iter().collect();
-    // The parser sorts tables by key. The order of the file matters, for example in the sort of a query.
+    // The parser sorts tables by key, but the file order matters, for example in the sort of a query.
     entries.sort_by_key(|(key, _)| key.span().start);
     let members = entries.into_iter().map(|(key, value)| Member {
         key: key.get_ref().to_string(),

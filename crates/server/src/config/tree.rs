@@ -1,4 +1,4 @@
-//! The parsed configuration: a tree of JSON values, each with its origin. JSON, TOML, flags and variables all parse to it.
+//! The parsed configuration: a tree of JSON values with their origins. JSON, TOML, flags and variables are all parsed into it.
 
 use serde_json::{Map, Number, Value as Json};
 
@@ -53,7 +53,7 @@ impl Node {
         }
     }
 
-    /// Describes the value for an error message. Scalars are quoted; long strings, lists and objects are named by type.
+    /// Describes the value for an error message: scalars by value; long strings, lists and objects by type.
     pub(super) fn describe(&self) -> String {
         const MAX_QUOTED_CHARS: usize = 60;
         match &self.value {

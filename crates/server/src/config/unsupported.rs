@@ -1,7 +1,7 @@
 //! Keys that are reserved for features of later versions.
 //!
-//! Their shape is checked, so that a file which a later version would reject is rejected now. A key that is set has no effect and
-//! adds a warning.
+//! Their values are validated, so that a file that a later version would reject is rejected now. A key that is set has no effect and
+//! causes a warning.
 
 use super::entry::{Entry, Report};
 use super::tree::Value;

@@ -1,19 +1,19 @@
-//! Compares the stored definition of a bucket or query with that of the file, and computes the update between them.
+//! Compares the stored definition of a bucket or query with that of the file, and computes the update.
 
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::schema::BucketDefinition;
 
-/// A part in which the stored definition and the file differ.
+/// A difference between the stored definition and the file.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Difference {
-    /// The path of the part, such as `schema.name.type`.
+    /// The path of the differing key, such as `schema.name.type`.
     pub key: String,
-    /// The stored value, if there is one.
+    /// The stored value, if present.
     pub stored: Option<Json>,
-    /// The value of the file, if there is one.
+    /// The value of the file, if present.
     pub file: Option<Json>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> C
     for (field, old) in &old {
         diff(&format!("schema.{field}"), Some(old), new.get(field), &mut differences);
     }
-    // Taken from the file, because the compared form leaves defaults out.
+    // Taken from the file, because the normalized form omits defaults.
     let added: Map<String, Json> = new
         .keys()
         .filter(|field| !old.contains_key(*field))
@@ -83,7 +83,7 @@ pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> C
     }
 }
 
-/// Formats an index as in a definition: one field is a string.
+/// Formats an index as in a definition: a single field as a string.
 fn index_json(fields: &[String]) -> Json {
     match fields {
         [field] => json!(field),
@@ -91,12 +91,12 @@ fn index_json(fields: &[String]) -> Json {
     }
 }
 
-/// Returns whether two queries are the same. The order of the keys matters in `sort` only.
+/// Returns whether two queries are the same. The order of keys matters only in `sort`.
 pub(super) fn are_same_queries(one: &Json, two: &Json) -> bool {
     let sort = |query: &Json| query["sort"].to_string();
     let options = |query: &Json| -> Json {
         let options = query.as_object().into_iter().flatten();
-        // A null option is the same as none.
+        // A null option is the same as a missing one.
         let given = options.filter(|(_, value)| !value.is_null());
         Json::Object(given.map(|(option, value)| (option.clone(), value.clone())).collect())
     };
@@ -113,10 +113,10 @@ fn fields(schema: &Json) -> Map<String, Json> {
     fields.map(|(name, options)| (name.clone(), rule(options))).collect()
 }
 
-/// Normalizes the options of a field: options with their default value are left out.
+/// Normalizes the options of a field: options with their default value are omitted.
 fn rule(options: &Json) -> Json {
     let is_relevant = |(option, value): &(&String, &Json)| match option.as_str() {
-        // A default of null adds the field to a record, so it is not the same as no default.
+        // A default of null adds the field to a record, so it differs from no default.
         "default" => true,
         "required" | "unique" => **value == json!(true),
         "onDelete" => !value.is_null() && **value != json!("restrict"),
@@ -133,7 +133,7 @@ fn rule(options: &Json) -> Json {
     Json::Object(options.collect())
 }
 
-/// Collects the innermost parts that differ.
+/// Collects the innermost differences.
 fn diff(key: &str, stored: Option<&Json>, file: Option<&Json>, differences: &mut Vec<Difference>) {
     match (stored, file) {
         (Some(Json::Object(old)), Some(Json::Object(new))) => {
@@ -150,7 +150,7 @@ fn diff(key: &str, stored: Option<&Json>, file: Option<&Json>, differences: &mut
     }
 }
 
-/// Returns whether two values are equal. 1 and 1.0 are equal, because JSON and TOML format numbers differently.
+/// Returns whether two values are equal. 1 equals 1.0, because JSON and TOML format numbers differently.
 fn is_same(one: &Json, two: &Json) -> bool {
     match (one, two) {
         (Json::Number(one), Json::Number(two)) => one == two || one.as_f64() == two.as_f64(),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn incompatible_changes_are_listed_by_part() {
+    fn incompatible_changes_are_listed_by_key() {
         for (wanted, lines) in [
             (with("", "key", json!("age")), &["key: stored \"id\", file \"age\""][..]),
             (with("", "maxSize", json!(5)), &["maxSize: stored absent, file 5"]),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_sort_keys_matters() {
+    fn order_of_sort_keys_matters() {
         let query = |text: &str| serde_json::from_str::<Json>(text).unwrap();
         let one = query(r#"{"bucket": "b", "sort": {"a": "asc", "b": "desc"}, "limit": 3}"#);
         assert!(are_same_queries(

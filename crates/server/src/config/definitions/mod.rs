@@ -1,6 +1,6 @@
-//! Applies the buckets and queries of the file to a store.
+//! Applies the bucket and query definitions of the configuration file to a store.
 //!
-//! All definitions are applied in one commit. If any of them is invalid, or incompatible with the stored definitions or records,
+//! All definitions are applied in one commit. If one of them is invalid or incompatible with the stored definitions or records,
 //! nothing is changed.
 
 mod compare;
@@ -22,9 +22,9 @@ use super::location::Location;
 pub struct Definition {
     /// The name of the bucket or query.
     pub name: String,
-    /// The configuration, as `store.defineBucket` and `store.defineQuery` take it.
+    /// The configuration, as in `store.defineBucket` and `store.defineQuery`.
     pub config: Json,
-    /// Where the definition was given.
+    /// The location of the definition.
     pub location: Option<Location>,
 }
 
@@ -57,22 +57,22 @@ impl fmt::Display for DefinitionKind {
 /// The result of applying a definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Applied {
+pub struct AppliedDefinition {
     /// The kind of the definition.
     pub kind: DefinitionKind,
     /// The name of the bucket or query.
     pub name: String,
-    /// What was done.
-    pub outcome: Outcome,
+    /// How the definition was applied.
+    pub outcome: DefinitionOutcome,
 }
 
-/// What was done with a definition.
+/// How a definition was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
-    /// It was new.
+pub enum DefinitionOutcome {
+    /// The definition was new.
     Created,
-    /// The stored definition was the same.
+    /// The stored definition was equal.
     Unchanged,
     /// The stored definition differed and was updated.
     Updated,
@@ -82,9 +82,9 @@ pub enum Outcome {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DefinitionError {
-    /// Some definitions cannot be applied; at least one.
+    /// At least one definition cannot be applied.
     #[error("{}", lines(_0))]
-    Refused(Vec<RefusedDefinition>),
+    Rejected(Vec<RejectedDefinition>),
     /// The write failed.
     #[error("cannot write the definitions: {0}")]
     Store(#[from] WriteError),
@@ -93,26 +93,26 @@ pub enum DefinitionError {
 /// A definition that cannot be applied.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub struct RefusedDefinition {
+pub struct RejectedDefinition {
     /// The kind of the definition.
     pub kind: DefinitionKind,
     /// The definition.
     pub definition: Definition,
-    /// Why it cannot be applied.
-    pub reason: Reason,
+    /// The reason.
+    pub reason: RejectReason,
 }
 
 /// Why a definition cannot be applied.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum RejectReason {
     /// The definition is invalid, or conflicts with stored records.
     Invalid(StoreError),
-    /// The stored definition cannot be changed to it. These parts differ.
+    /// The stored definition differs in keys that cannot be changed.
     Incompatible(Vec<Difference>),
 }
 
-impl fmt::Display for RefusedDefinition {
+impl fmt::Display for RejectedDefinition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, definition, reason } = self;
         if let Some(location) = &definition.location {
@@ -120,11 +120,11 @@ impl fmt::Display for RefusedDefinition {
         }
         write!(f, "{kind} \"{}\": ", definition.name)?;
         match reason {
-            Reason::Invalid(error) => error.fmt(f),
-            Reason::Incompatible(differences) => {
+            RejectReason::Invalid(error) => error.fmt(f),
+            RejectReason::Incompatible(differences) => {
                 f.write_str(
-                    "the stored definition differs in parts that cannot be changed; only new fields, new indexes and \
-                     another `ttl` are possible. Change the file, or drop the bucket",
+                    "the stored definition differs in keys that cannot be changed; only fields and indexes can be added, and \
+                     `ttl` can be changed. Change the file, or drop the bucket",
                 )?;
                 differences.iter().try_for_each(|difference| write!(f, "\n  {difference}"))
             }
@@ -132,72 +132,72 @@ impl fmt::Display for RefusedDefinition {
     }
 }
 
-fn lines(refused: &[RefusedDefinition]) -> String {
-    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+fn lines(rejected: &[RejectedDefinition]) -> String {
+    rejected.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// Applies definitions in one commit: creates those that are new, updates those that differ, and leaves the others alone. Blocks
-/// until the commit is durable.
+/// Applies definitions in one commit: creates new ones, updates those that differ, and leaves the others unchanged. Blocks until the
+/// commit is durable.
 ///
 /// # Errors
 ///
-/// If a definition is invalid or incompatible with the store, all such definitions are returned and nothing is changed.
-pub fn apply(store: &Store, buckets: &[Definition], queries: &[Definition]) -> Result<Vec<Applied>, DefinitionError> {
+/// Returns all definitions that are invalid or incompatible with the store. Then nothing is changed.
+pub fn apply(store: &Store, buckets: &[Definition], queries: &[Definition]) -> Result<Vec<AppliedDefinition>, DefinitionError> {
     let all = buckets.iter().map(|bucket| (DefinitionKind::Bucket, bucket.clone()));
     let all: Vec<_> = all.chain(queries.iter().map(|query| (DefinitionKind::Query, query.clone()))).collect();
-    let refused = Arc::new(Mutex::new(Vec::new()));
-    let refused_in_write = Arc::clone(&refused);
+    let rejected = Arc::new(Mutex::new(Vec::new()));
+    let rejected_in_write = Arc::clone(&rejected);
     let written = store.write(move |draft| {
-        let (mut applied, mut refused) = (Vec::new(), Vec::new());
-        // Returning an error rolls the whole write back. It carries one error only, so all refusals are passed beside it.
+        let (mut applied, mut rejected) = (Vec::new(), Vec::new());
+        // Returning an error rolls back the whole write. It has only one error, so all rejections are passed through the mutex.
         let mut first = None;
         for (kind, definition) in all {
             match apply_one(draft, kind, &definition) {
-                Ok(outcome) => applied.push(Applied { kind, name: definition.name, outcome }),
+                Ok(outcome) => applied.push(AppliedDefinition { kind, name: definition.name, outcome }),
                 Err(reason) => {
                     first.get_or_insert_with(|| match &reason {
-                        Reason::Invalid(error) => error.clone(),
-                        Reason::Incompatible(_) => StoreError::BucketExists { bucket: definition.name.clone() },
+                        RejectReason::Invalid(error) => error.clone(),
+                        RejectReason::Incompatible(_) => StoreError::BucketExists { bucket: definition.name.clone() },
                     });
-                    refused.push(RefusedDefinition { kind, definition, reason });
+                    rejected.push(RejectedDefinition { kind, definition, reason });
                 }
             }
         }
-        *refused_in_write.lock().unwrap_or_else(PoisonError::into_inner) = refused;
+        *rejected_in_write.lock().unwrap_or_else(PoisonError::into_inner) = rejected;
         first.map_or(Ok(applied), Err)
     });
     written.wait().map_err(|error| {
-        let refused = std::mem::take(&mut *refused.lock().unwrap_or_else(PoisonError::into_inner));
-        if refused.is_empty() { DefinitionError::Store(error) } else { DefinitionError::Refused(refused) }
+        let rejected = std::mem::take(&mut *rejected.lock().unwrap_or_else(PoisonError::into_inner));
+        if rejected.is_empty() { DefinitionError::Store(error) } else { DefinitionError::Rejected(rejected) }
     })
 }
 
-fn apply_one(draft: &mut Draft, kind: DefinitionKind, definition: &Definition) -> Result<Outcome, Reason> {
+fn apply_one(draft: &mut Draft, kind: DefinitionKind, definition: &Definition) -> Result<DefinitionOutcome, RejectReason> {
     let Definition { name, config, .. } = definition;
     match kind {
         DefinitionKind::Bucket => {
             let Ok(bucket) = draft.state().bucket(name) else {
-                return draft.define_bucket(name, config).map(|()| Outcome::Created).map_err(Reason::Invalid);
+                return draft.define_bucket(name, config).map(|()| DefinitionOutcome::Created).map_err(RejectReason::Invalid);
             };
-            let wanted = BucketDefinition::parse(config).map_err(|error| Reason::Invalid(error.into()))?;
+            let wanted = BucketDefinition::parse(config).map_err(|error| RejectReason::Invalid(error.into()))?;
             match compare::buckets(bucket.definition(), &wanted) {
-                Change::None => Ok(Outcome::Unchanged),
+                Change::None => Ok(DefinitionOutcome::Unchanged),
                 Change::Update(updates) => {
-                    draft.update_bucket(name, &updates).map(|()| Outcome::Updated).map_err(Reason::Invalid)
+                    draft.update_bucket(name, &updates).map(|()| DefinitionOutcome::Updated).map_err(RejectReason::Invalid)
                 }
-                Change::Impossible(differences) => Err(Reason::Incompatible(differences)),
+                Change::Impossible(differences) => Err(RejectReason::Incompatible(differences)),
             }
         }
         DefinitionKind::Query => {
             let outcome = match draft.state().query_config(name) {
-                Ok(stored) if compare::are_same_queries(&stored, config) => return Ok(Outcome::Unchanged),
+                Ok(stored) if compare::are_same_queries(&stored, config) => return Ok(DefinitionOutcome::Unchanged),
                 Ok(_) => {
-                    draft.undefine_query(name).map_err(Reason::Invalid)?;
-                    Outcome::Updated
+                    draft.undefine_query(name).map_err(RejectReason::Invalid)?;
+                    DefinitionOutcome::Updated
                 }
-                Err(_) => Outcome::Created,
+                Err(_) => DefinitionOutcome::Created,
             };
-            draft.define_query(name, config).map(|()| outcome).map_err(Reason::Invalid)
+            draft.define_query(name, config).map(|()| outcome).map_err(RejectReason::Invalid)
         }
     }
 }
