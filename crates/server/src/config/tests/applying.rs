@@ -1,4 +1,4 @@
-//! Definitions of a file, applied to stores on disk that are reopened.
+//! Applying the definitions of a file to stores on disk.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn record(json: Json) -> serde_json::Map<String, Json> {
 }
 
 #[test]
-fn a_changed_file_is_applied_at_the_next_start() {
+fn changed_file_is_applied_at_the_next_start() {
     let world = World::new();
     let dir = world.dir.path().join("data");
     let text = json!({"type": "string"});
@@ -72,11 +72,11 @@ fn a_changed_file_is_applied_at_the_next_start() {
     assert_eq!(snapshot.state.bucket("users").unwrap().definition().config, second["buckets"]["users"]);
     assert_eq!(snapshot.state.bucket("users").unwrap().len(), 1);
     assert_eq!(snapshot.state.query_config("all").unwrap()["limit"], 10);
-    assert!(snapshot.state.bucket("wire").is_ok(), "buckets that clients defined stay");
+    assert!(snapshot.state.bucket("wire").is_ok(), "buckets defined by clients are kept");
 }
 
 #[test]
-fn incompatible_definitions_are_refused_with_their_differences_and_change_nothing() {
+fn incompatible_definitions_are_rejected_and_change_nothing() {
     let world = World::new();
     let dir = world.dir.path().join("data");
     let store = open(&dir);
@@ -91,13 +91,13 @@ fn incompatible_definitions_are_refused_with_their_differences_and_change_nothin
                 [queries.lost]\nbucket = 'nowhere'\n";
     let file = world.file("c.toml", text);
     let config = world.load(&["--config", &file]).unwrap();
-    let refused = applied(&store, &config).unwrap_err().replace(&format!("{}/", world.dir.path().display()), "");
-    let expected = "c.toml:5:1: bucket \"users\": the stored definition differs in parts that cannot be changed; only new fields, \
-                    new indexes and another `ttl` are possible. Change the file, or drop the bucket\n  \
+    let error = applied(&store, &config).unwrap_err().replace(&format!("{}/", world.dir.path().display()), "");
+    let expected = "c.toml:5:1: bucket \"users\": the stored definition differs in keys that cannot be changed; only fields and \
+                    indexes can be added, and `ttl` can be changed. Change the file, or drop the bucket\n  \
                     key: stored \"id\", file \"name\"\n  \
                     schema.name.type: stored \"string\", file \"number\"\n\
                     c.toml:11:1: query \"lost\": ";
-    assert!(refused.starts_with(expected), "{refused}");
+    assert!(error.starts_with(expected), "{error}");
     assert_eq!(store.snapshot().position, position);
     assert!(store.snapshot().state.bucket("new").is_err());
     // The old file still works.
@@ -105,7 +105,7 @@ fn incompatible_definitions_are_refused_with_their_differences_and_change_nothin
 }
 
 #[test]
-fn an_update_that_stored_records_violate_is_refused() {
+fn update_that_stored_records_violate_is_rejected() {
     let world = World::new();
     let store = open(&world.dir.path().join("data"));
     let id = json!({"key": "id", "schema": {"id": {"type": "number"}}});
@@ -115,13 +115,13 @@ fn an_update_that_stored_records_violate_is_refused() {
     }
     let unique = users(&json!({"type": "string", "unique": true}));
     let config = world.config(&json!({"buckets": {"a": id, "users": unique}}));
-    let refused = applied(&store, &config).unwrap_err();
-    assert!(refused.contains("c.json:1:") && refused.contains("bucket \"users\""), "{refused}");
+    let error = applied(&store, &config).unwrap_err();
+    assert!(error.contains("c.json:1:") && error.contains("bucket \"users\""), "{error}");
     assert!(store.snapshot().state.bucket("a").is_err());
 }
 
 #[test]
-fn a_closed_store_is_an_error() {
+fn closed_store_is_an_error() {
     let store = Store::memory(StoreOptions::default());
     store.close().unwrap();
     let bucket = Definition::new("users", users(&json!({"type": "string"})), None);

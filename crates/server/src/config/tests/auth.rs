@@ -26,7 +26,7 @@ fn signed(claims: &Json) -> String {
 }
 
 #[test]
-fn static_tokens_are_accepted_and_not_shown() {
+fn static_tokens_are_accepted_and_hidden_in_debug_output() {
     let auth = auth(
         &World::new(),
         &json!({"tokens": {
@@ -146,40 +146,40 @@ fn errors_of_auth_are_reported() {
     let cases = [
         (
             r#"{"tokens": {"t": {"userId": "u"}}, "jwt": {"secretEnv": "SECRET"}}"#,
-            "c.json:1:52: `auth`: `tokens` and `jwt` exclude each other; give only one of them",
+            "c.json:1:52: `auth`: `tokens` and `jwt` cannot be combined; set only one of them",
         ),
         (
             r#"{"jwt": {"secretEnv": "SECRET"}, "builtIn": true}"#,
-            "c.json:1:54: `auth`: `jwt` and `builtIn` exclude each other; give only one of them",
+            "c.json:1:54: `auth`: `jwt` and `builtIn` cannot be combined; set only one of them",
         ),
         (
             r#"{"builtIn": true, "adminSecret": "s"}"#,
             "c.json:1:22: `auth.builtIn`: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it",
         ),
-        (r#"{"required": true}"#, "c.json:1:23: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
-        (r#"{"defaultTier": "read"}"#, "c.json:1:26: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
+        (r#"{"required": true}"#, "c.json:1:23: `auth`: auth requires a source of tokens; add `tokens` or `jwt`"),
+        (r#"{"defaultTier": "read"}"#, "c.json:1:26: `auth`: auth requires a source of tokens; add `tokens` or `jwt`"),
         (
             r#"{"tokens": {}, "anonymousTier": "none"}"#,
             "c.json:1:42: expected one of \"read\", \"write\", \"admin\" for `auth.anonymousTier`, got \"none\"",
         ),
         (
             r#"{"permissions": {"default": "deny"}}"#,
-            "c.json:1:26: `auth`: auth needs a source of tokens; add `tokens` or `jwt`",
+            "c.json:1:26: `auth`: auth requires a source of tokens; add `tokens` or `jwt`",
         ),
         (
             r#"{"tokens": {"t": {"userId": "u", "expiresAt": 1, "expiresInMs": 1}}}"#,
-            "c.json:1:27: `auth.tokens.*`: `expiresAt` and `expiresInMs` exclude each other; give only one of them",
+            "c.json:1:27: `auth.tokens.*`: `expiresAt` and `expiresInMs` cannot be combined; set only one of them",
         ),
         (r#"{"tokens": {"t": {}}}"#, "c.json:1:27: `auth.tokens.*`: the key `userId` is missing; expected a user id"),
         (r#"{"tokens": {"t": "ann"}}"#, "c.json:1:27: expected an object for `auth.tokens.*`, got a string"),
         (r#"{"tokens": {"": {"userId": "u"}}}"#, "c.json:1:26: expected a token for `auth.tokens.*`, got an empty key"),
         (
             r#"{"tokens": {"t": {"userId": "u"}, "t": {"userId": "v"}}}"#,
-            "c.json:1:44: duplicate key `auth.tokens.*`, first given in line 1",
+            "c.json:1:44: duplicate key `auth.tokens.*`, first defined on line 1",
         ),
         (
             r#"{"tokens": {"sha256:12": {"userId": "u"}}}"#,
-            "c.json:1:35: `auth.tokens.*`: the token of \"u\" begins with `sha256:`; expected 64 hexadecimal digits after it: `printf %s TOKEN | sha256sum`",
+            "c.json:1:35: `auth.tokens.*`: invalid SHA-256 for the token of \"u\": expected 64 hexadecimal digits after `sha256:`; create them with `printf %s TOKEN | sha256sum`",
         ),
     ];
     assert_errors(&world, &cases);
@@ -198,7 +198,7 @@ fn errors_of_jwt_are_reported() {
         (r#"{"jwt": {"secret": 17}}"#, "c.json:1:29: expected a string for `auth.jwt.secret`, got a number"),
         (
             r#"{"jwt": {"secret": "s", "secretEnv": "SECRET"}}"#,
-            "c.json:1:18: `auth.jwt`: `secret` and `secretEnv` exclude each other; give only one of them",
+            "c.json:1:18: `auth.jwt`: `secret` and `secretEnv` cannot be combined; set only one of them",
         ),
         (
             r#"{"jwt": {"secretEnv": "NO_SECRET"}}"#,
@@ -242,11 +242,11 @@ fn errors_of_jwt_are_reported() {
         ),
         (
             r#"{"jwt": {"jwksFile": "/dev/null", "secretEnv": "SECRET"}}"#,
-            "c.json:1:18: `auth.jwt`: `jwksFile` and `secretEnv` exclude each other; give only one of them",
+            "c.json:1:18: `auth.jwt`: `jwksFile` and `secretEnv` cannot be combined; set only one of them",
         ),
         (
             r#"{"jwt": {"jwksFile": "/dev/null", "algorithm": "RS256"}}"#,
-            "c.json:1:18: `auth.jwt`: `algorithm` and `jwksFile` exclude each other; give only one of them",
+            "c.json:1:18: `auth.jwt`: `algorithm` and `jwksFile` cannot be combined; set only one of them",
         ),
         (
             r#"{"jwt": {"secretEnv": "SECRET", "maxAgeMs": 0}}"#,
@@ -277,7 +277,7 @@ fn limits_of_logins_are_read() {
     let before = all.before_login;
     assert_eq!((before.max_payload_bytes, before.max_connections_per_ip), (4, 7));
     assert_eq!(before.rate_limit, RateLimit::new(5, ms(6)));
-    // A key that is not there has its default.
+    // A missing key has its default.
     let some =
         given(json!({"loginTimeoutMs": 0, "loginRateLimit": {"maxAttempts": 2}, "beforeLogin": {"windowMs": 6}}));
     let default = given(json!({}));
@@ -316,7 +316,7 @@ fn errors_of_permissions_are_reported() {
         ),
         (
             r#"{"role": "r", "allow": []}"#,
-            "c.json:1:93: `auth.permissions.rules[0].allow`: the rule allows no operation; name at least one, or use \"*\"",
+            "c.json:1:93: `auth.permissions.rules[0].allow`: the rule allows no operation; list at least one, or use \"*\"",
         ),
         (
             r#"{"role": "r", "allow": ["store.get", 7, ""]}"#,
@@ -339,14 +339,14 @@ fn errors_of_permissions_are_reported() {
             format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"default": "deny", "rules": [{rule}]}}}}}}"#);
         assert_eq!(world.errors_of("c.json", text)[0], line, "{rule}");
     }
-    // The store words this one.
+    // The text of this error is that of the store.
     let rule = r#"{"role": "r", "allow": "*", "where": {"a": {"$like": 1}}}"#;
     let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"default": "deny", "rules": [{rule}]}}}}}}"#);
     let errors = world.errors_of("c.json", text);
     assert!(errors[0].starts_with("c.json:1:107: `auth.permissions.rules[0].where`: "), "{errors:?}");
 }
 
-/// Rules with a row filter and no default once left all that they did not name open.
+/// Without a default, operations that no rule names would be allowed on all rows.
 #[test]
 fn permissions_without_a_default_are_an_error() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! All errors are reported, each with its location.
+//! Errors and their locations.
 
 use std::os::unix::ffi::OsStringExt;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::config::{auth, permissions, settings};
 
 #[test]
-fn an_invalid_value_is_reported_with_location_key_and_expectation() {
+fn invalid_value_is_reported_with_location_key_and_expectation() {
     for (text, line) in [
         (r#"{"port": "80"}"#, "c.json:1:10: expected a port number from 0 to 65535 for `port`, got \"80\""),
         (r#"{"port": 65536}"#, "c.json:1:10: expected a port number from 0 to 65535 for `port`, got 65536"),
@@ -20,7 +20,7 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
         ),
         (
             r#"{"path": "ws"}"#,
-            "c.json:1:10: expected a path that begins with \"/\", without \"?\", \"#\" and spaces for `path`, got \"ws\"",
+            "c.json:1:10: expected a path that starts with \"/\", without \"?\", \"#\" and spaces for `path`, got \"ws\"",
         ),
         (r#"{"engine": "sqlite"}"#, "c.json:1:12: expected \"memory\" or \"embedded\" for `engine`, got \"sqlite\""),
         (
@@ -46,11 +46,11 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
         ),
         (
             r#"{"trustedProxies": ["10.0.0.1/8"]}"#,
-            "c.json:1:21: expected a network without bits after its prefix, such as \"10.0.0.0/8\", for `trustedProxies[0]`, got \"10.0.0.1/8\"",
+            "c.json:1:21: expected a network without bits after the prefix, such as \"10.0.0.0/8\", for `trustedProxies[0]`, got \"10.0.0.1/8\"",
         ),
         (
             r#"{"proxyProtocol": true}"#,
-            "c.json:1:19: `proxyProtocol`: the PROXY protocol needs `trustedProxies`, the addresses of the proxies that may use it",
+            "c.json:1:19: `proxyProtocol`: the PROXY protocol requires `trustedProxies`: the addresses of the proxies that send the header",
         ),
         (
             r#"{"adminListen": "9090"}"#,
@@ -89,7 +89,7 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
     ] {
         assert_eq!(World::new().errors_of("c.json", text)[0], line, "{text}");
     }
-    // The store words these.
+    // The texts of these errors are those of the store.
     for (text, start) in [
         (r#"{"buckets": {"b": {"key": "id", "schema": {}}}}"#, "c.json:1:19: `buckets.b`: "),
         (r#"{"queries": {"q": {"bucket": "anywhere", "filter": {"a": {"$like": 1}}}}}"#, "c.json:1:19: `queries.q`: "),
@@ -100,7 +100,7 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
 }
 
 #[test]
-fn an_unknown_key_suggests_a_similar_one() {
+fn unknown_key_suggests_a_similar_key() {
     for (text, line) in [
         (r#"{"prot": 1}"#, "c.json:1:2: unknown key `prot`; did you mean `port`?"),
         (r#"{"zzz": 1}"#, "c.json:1:2: unknown key `zzz`"),
@@ -144,7 +144,7 @@ fn syntax_errors_are_reported() {
         (
             "c.yaml",
             b"port: 1",
-            "--config: cannot tell the format of the file \"c.yaml\": the name must end in .json or .toml",
+            "--config: unknown format of the file \"c.yaml\"; expected the extension .json or .toml",
         ),
     ] {
         let lines = World::new().errors_of(name, text);
@@ -163,11 +163,11 @@ fn syntax_errors_are_reported() {
 }
 
 #[test]
-fn a_file_above_the_size_limit_is_not_read() {
+fn file_above_the_size_limit_is_rejected() {
     let world = World::new();
     let file = world.file("c.json", "");
     std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
-    let line = "--config: the file c.json is larger than 16777216 bytes, the limit of a configuration file";
+    let line = "--config: the file c.json is larger than the limit of 16777216 bytes";
     assert_eq!(world.errors(&["-c", &file]), [line]);
 }
 
@@ -176,9 +176,9 @@ fn duplicate_keys_are_reported_at_any_depth() {
     let text =
         "{\"port\": 1,\n\"procedures\": {\"p\": {\"steps\": [{\"x\": 1,\n \"x\": 2}]}},\n\"port\": 2,\n\"port\": 3}";
     let expected = [
-        "c.json:3:2: duplicate key `procedures.p.steps[0].x`, first given in line 2",
-        "c.json:4:1: duplicate key `port`, first given in line 1",
-        "c.json:5:1: duplicate key `port`, first given in line 4",
+        "c.json:3:2: duplicate key `procedures.p.steps[0].x`, first defined on line 2",
+        "c.json:4:1: duplicate key `port`, first defined on line 1",
+        "c.json:5:1: duplicate key `port`, first defined on line 4",
     ];
     assert_eq!(World::new().errors_of("c.json", text), expected);
 }
@@ -224,7 +224,7 @@ fn every_key_is_checked() {
     for (before, keys, after) in levels {
         for key in keys {
             let lines = World::new().errors_of("c.json", format!("{before}{{\n\"{key}\": [null]}}{after}"));
-            // At the location of the value, or inside of it.
+            // At the location of the value, or inside it.
             let is_reported = lines.iter().any(|line| line.starts_with("c.json:2:") && line.contains(key));
             assert!(is_reported, "{before} {key}: {lines:?}");
             assert!(lines.iter().all(|line| !line.contains("unknown key")), "{lines:?}");

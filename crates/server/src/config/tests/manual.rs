@@ -1,4 +1,4 @@
-//! docs/reference/configuration.md and docs/reference/limits.md agree with the program.
+//! Checks that docs/reference/configuration.md and docs/reference/limits.md agree with the program.
 
 use clap::CommandFactory;
 use serde_json::json;
@@ -34,7 +34,7 @@ fn example_files_are_valid_and_equivalent() {
     for config in [&mut json, &mut toml] {
         assert_eq!(config.warnings, Vec::<String>::new());
         let auth = config.server.auth.as_ref().unwrap();
-        // The second one is given by its SHA-256.
+        // The second token is given by its SHA-256.
         let tokens =
             ["3f1d9a64c07be25881e6a7f04b9c2d53", "b5fe4939c63c5d3b6448d43de6ec08b4689d89155fb35a6910fcd5f831362b87"];
         let users = tokens.map(|token| session(auth, token, 0).unwrap().user_id);
@@ -45,7 +45,7 @@ fn example_files_are_valid_and_equivalent() {
             assert!(definition.location.take().is_some());
         }
     }
-    // Of the order of keys, only that of a sort matters.
+    // The order of keys matters only in a sort.
     let first = |config: &Config| config.queries[0].config["sort"].to_string();
     assert_eq!(first(&json), first(&toml));
     assert_eq!((&json.buckets, &json.queries), (&toml.buckets, &toml.queries));
@@ -60,7 +60,7 @@ fn every_key_and_flag_is_documented() {
         [settings::KEYS, auth::KEYS, auth::TOKEN_KEYS, auth::JWT_KEYS, permissions::KEYS, permissions::RULE_KEYS]
             .concat();
     for key in keys {
-        // A section counts as documented if its keys are: `tls.cert`.
+        // A section is documented if one of its keys is: `tls.cert`.
         let is_documented = ["`", "\"", "`auth."].iter().any(|before| manual.contains(&format!("{before}{key}")));
         assert!(is_documented, "{key}");
     }
@@ -88,10 +88,10 @@ fn every_key_and_flag_is_documented() {
 fn documented_defaults_are_the_defaults() {
     let world = World::new();
     let defaults = format!("{:?}", world.load(&[]).unwrap());
-    // Without a token there is no auth, and its settings have no effect.
+    // Without a token auth is off, and its settings have no effect.
     let with_token = |mut file: Json| {
         file["auth"]["tokens"] = json!({"0f1e2d3c4b5a69788796a5b4c3d2e1f0": {"userId": "u"}});
-        // Without warnings, whose columns would differ.
+        // Avoids warnings, whose columns would differ.
         file["auth"]["permissions"] = json!({"default": "deny"});
         format!("{:?}", world.config(&file))
     };

@@ -1,4 +1,4 @@
-//! Precedence of the sources, and defaults.
+//! Precedence of the sources, and default values.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,12 +31,12 @@ fn null_means_the_default_and_comments_are_ignored() {
     root.insert("comment".to_owned(), json!("all of it"));
     root.insert("heartbeat".to_owned(), json!({"intervalMs": null, "comment": {"any": "thing"}}));
     root.insert("auth".to_owned(), json!({"tokens": null, "jwt": null, "required": null, "comment": 1}));
-    root.insert("buckets".to_owned(), json!({"comment": "there are none", "gone": null}));
+    root.insert("buckets".to_owned(), json!({"comment": "no buckets", "gone": null}));
     assert_eq!(format!("{:?}", world.config(&Json::Object(root))), format!("{nothing:?}"));
 }
 
 #[test]
-fn flags_override_the_environment_and_it_overrides_the_file() {
+fn flags_override_environment_and_environment_overrides_file() {
     let world = World::new()
         .variable("TIDEWIRE_PORT", "2")
         .variable("TIDEWIRE_NAME", "environment")
@@ -48,12 +48,12 @@ fn flags_override_the_environment_and_it_overrides_the_file() {
     let server = &config.server;
     assert_eq!((server.port, &*server.name, &*server.host), (3, "environment", "::1"));
     assert!(server.expose_error_details);
-    assert_eq!(server.path, "/file", "an empty variable counts as unset");
+    assert_eq!(server.path, "/file", "an empty variable is treated as unset");
     assert!(!world.load(&["-c", &file, "--no-error-details"]).unwrap().server.expose_error_details);
 }
 
 #[test]
-fn the_file_of_the_flag_overrides_that_of_the_environment() {
+fn config_flag_overrides_config_variable() {
     let world = World::new();
     let (one, two) = (world.file("one.json", r#"{"port": 1}"#), world.file("two.json", r#"{"port": 2}"#));
     let world = world.variable("TIDEWIRE_CONFIG", one);
@@ -107,7 +107,7 @@ fn every_flag_has_a_variable() {
         assert_eq!(by_flag, flags(&World::new().variable(variable, "Yes"), &[]), "{flag}");
         assert_eq!(flags(&World::new(), &[]), flags(&World::new().variable(variable, "0"), &[]), "{flag}");
     }
-    // Their warnings name the source.
+    // Their warnings include the source.
     for (flag, variable) in [("--audit", "TIDEWIRE_AUDIT"), ("--admin-secret=s", "TIDEWIRE_ADMIN_SECRET")] {
         let name = flag.split('=').next().unwrap();
         let by_flag = World::new().load(&[flag]).unwrap().warnings;
@@ -195,7 +195,7 @@ fn help_lists_flags_defaults_and_examples() {
 }
 
 #[test]
-fn the_record_limit_follows_the_message_limit() {
+fn record_limit_follows_the_message_limit() {
     let world = World::new();
     let limit = |json: Json| world.config(&json).max_record_bytes;
     assert_eq!(limit(json!({"maxPayloadBytes": 1000})), 1 << 20, "not below the default");
@@ -212,7 +212,7 @@ fn backup_and_restore_read_the_data_directory_from_all_sources() {
         command => panic!("{command:?}"),
     };
     let world = World::new();
-    // Secrets and certificates of the server may be missing where a backup is made.
+    // A backup does not need the secrets and certificates of the server.
     let json = json!({"dataDir": "file", "tls": {"cert": "no.pem"}, "auth": {"jwt": {"secretEnv": "NO_SECRET"}}});
     let file = world.file("c.json", json.to_string());
     for command in ["backup", "restore"] {
@@ -223,7 +223,7 @@ fn backup_and_restore_read_the_data_directory_from_all_sources() {
         assert_eq!(dirs(&from_variable, &[command, "copy", "-c", &file]), ("v".into(), "copy".into()));
     }
     let memory = world.file("m.json", r#"{"engine": "memory"}"#);
-    let line = "m.json:1:12: `engine`: the engine \"memory\" has no data directory; backup and restore need the engine \"embedded\"";
+    let line = "m.json:1:12: `engine`: the engine \"memory\" has no data directory; backup and restore require the engine \"embedded\"";
     assert_eq!(world.errors(&["backup", "copy", "-c", &memory]), [line]);
     assert_eq!(world.errors(&["restore", "copy", "-c", "no.json"]).len(), 1);
 }
@@ -255,7 +255,7 @@ fn revoke_reads_flags_and_variables() {
 }
 
 #[test]
-fn changed_keys_that_need_a_restart_are_named() {
+fn changed_keys_that_require_a_restart_are_listed() {
     let world = World::new();
     let keys = |old: Json, new: Json| world.config(&old).restart_keys(&world.config(&new));
     let auth = |tokens: Json, is_required: bool| json!({"auth": {"required": is_required, "tokens": tokens}});

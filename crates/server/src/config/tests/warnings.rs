@@ -1,4 +1,4 @@
-//! Settings that are valid but probably unintended.
+//! Warnings about settings that are valid but probably unintended.
 
 use serde_json::json;
 
@@ -18,7 +18,7 @@ fn warnings(json: &Json, args: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn unsupported_features_are_warned_about() {
+fn unsupported_features_cause_a_warning() {
     for (json, args, expected) in [
         (
             json!({"rules": true}),
@@ -59,7 +59,7 @@ fn unsupported_features_are_warned_about() {
             &[],
             &[
                 "c.json:1:94: `auth.permissions.rules[0].allow[1]`: unknown operation \"store.gett\"; did you mean \"store.get\"?",
-                "c.json:1:107: `auth.permissions.rules[0].allow[2]`: no operation begins with \"stroe.\"",
+                "c.json:1:107: `auth.permissions.rules[0].allow[2]`: no operation starts with \"stroe.\"",
                 "c.json:1:19: `auth.tokens`: the list of tokens is empty, so no client can log in",
             ],
         ),
@@ -70,14 +70,14 @@ fn unsupported_features_are_warned_about() {
 }
 
 #[test]
-fn a_reachable_server_without_auth_or_rate_limit_is_warned_about() {
+fn reachable_server_without_auth_or_rate_limit_causes_a_warning() {
     let auth = "auth is off or not required on 0.0.0.0, which is not a loopback address: every client has full access";
     let rate =
         "the rate limit is off on 0.0.0.0, which is not a loopback address: clients can send any number of requests";
     let permissions = json!({"default": "deny"});
     let tokens =
         |required: bool| json!({"required": required, "tokens": {STRONG: {"userId": "u"}}, "permissions": permissions});
-    let anonymous = "c.json:1:21: `auth.required`: clients without a login may do everything, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to limit them";
+    let anonymous = "c.json:1:21: `auth.required`: clients without a login have full access, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to restrict them";
     let bounded = "c.json:1:137: `auth.anonymousTier`: `permissions` do not apply to clients without a login: they have read access to all rows";
     let mut reading = tokens(false);
     reading["anonymousTier"] = json!("read");
@@ -99,21 +99,21 @@ fn a_reachable_server_without_auth_or_rate_limit_is_warned_about() {
 }
 
 #[test]
-fn limits_that_contradict_each_other_are_warned_about() {
-    let payload = "c.json:1:19: `maxRecordBytes`: the limit of 2000000 bytes is above `maxPayloadBytes` (1048576), so no client can \
-                   send such a record";
+fn contradictory_limits_cause_a_warning() {
+    let payload = "c.json:1:19: `maxRecordBytes`: the limit of 2000000 bytes is above `maxPayloadBytes` (1048576), so clients cannot \
+                   send records of this size";
     assert_eq!(warnings(&json!({"maxRecordBytes": 2_000_000}), &[]), [payload]);
     let flag = payload.replace("c.json:1:19: `maxRecordBytes`", "--max-record-bytes");
     assert_eq!(warnings(&json!({}), &["--max-record-bytes", "2000000"]), [flag]);
     assert_eq!(warnings(&json!({"maxRecordBytes": 2_000_000, "maxPayloadBytes": 2_000_000}), &[]), [""; 0]);
     let result =
-        "a record may have 1048576 bytes, which is above `maxResultBytes` (1000), so no client can read such a record";
+        "the record limit of 1048576 bytes is above `maxResultBytes` (1000), so clients cannot read records of this size";
     assert_eq!(warnings(&json!({"maxResultBytes": 1000}), &[]), [result]);
-    let alone = "c.json:1:59: `allowedHosts`: it has no effect, because `allowedOrigins` decides alone";
+    let origins = "c.json:1:59: `allowedHosts`: the setting has no effect because `allowedOrigins` is set";
     let hosts = json!({"allowedOrigins": ["https://tide.example"], "allowedHosts": ["tide.example"]});
-    assert_eq!(warnings(&hosts, &[]), [alone]);
+    assert_eq!(warnings(&hosts, &[]), [origins]);
     let login =
-        "--allowed-hosts: it has no effect, because clients must log in, and then pages of any origin may connect";
+        "--allowed-hosts: the setting has no effect because clients must log in, so pages of any origin may connect";
     let auth = json!({"auth": {"tokens": {"t": {"userId": "u"}}}});
     assert!(warnings(&auth, &["--allowed-hosts", "tide.example"]).contains(&login.to_owned()));
     assert_eq!(warnings(&json!({"allowedHosts": ["tide.example"]}), &[]), [""; 0]);
@@ -122,12 +122,12 @@ fn limits_that_contradict_each_other_are_warned_about() {
 }
 
 #[test]
-fn a_token_that_can_be_guessed_is_warned_about() {
+fn weak_token_causes_a_warning() {
     let of = |token: &str| {
         let auth = json!({"tokens": {token: {"userId": "ann"}}, "permissions": {"default": "deny"}});
         warnings(&json!({ "auth": auth }), &[])
     };
-    let text = "`auth.tokens.*`: the token of \"ann\" can be guessed: it has about 0 bits of strength, expected 128; create one \
+    let text = "`auth.tokens.*`: the token of \"ann\" is weak: it has about 0 bits of strength, expected 128; create one \
                 with `openssl rand -hex 32`";
     assert_eq!(of("x"), [format!("c.json:1:24: {text}")]);
     for weak in ["7", "letmein", "0123456789abcdef", &STRONG[1..], &"ab".repeat(30)] {
@@ -140,7 +140,7 @@ fn a_token_that_can_be_guessed_is_warned_about() {
 }
 
 #[test]
-fn a_data_directory_that_others_can_read_is_warned_about() {
+fn data_directory_accessible_to_other_users_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt as _;
     let world = World::new();
     let dir = world.dir.path().join("data");
@@ -152,7 +152,7 @@ fn a_data_directory_that_others_can_read_is_warned_about() {
     {
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode)).unwrap();
         let text = format!(
-            "the data directory {name} has the mode {mode:04o}, so that other users have access: run `chmod 700 {name}`"
+            "the data directory {name} has mode {mode:04o}, so other users have access to it; run `chmod 700 {name}`"
         );
         assert_eq!(warnings("embedded"), if is_open { vec![text] } else { vec![] });
         assert_eq!(warnings("memory"), [""; 0]);
@@ -160,13 +160,13 @@ fn a_data_directory_that_others_can_read_is_warned_about() {
 }
 
 #[test]
-fn auth_that_restricts_less_than_it_seems_is_warned_about() {
-    let tiers_only = "c.json:1:19: `auth`: there are no `permissions`, so only the tiers of roles restrict logged-in users, and no \
-                      rows are hidden";
-    let useless = "c.json:1:26: `auth.anonymousTier`: clients must log in, so the setting has no effect; set `auth.required` to \
-                   false to admit clients without a login";
-    let open = "c.json:1:116: `auth.required`: clients without a login may do everything, more than logged-in users; set \
-                `auth.anonymousTier` to \"read\" or \"write\" to limit them";
+fn permissive_auth_causes_a_warning() {
+    let tiers_only = "c.json:1:19: `auth`: no `permissions` are set; logged-in users are restricted only by the tiers of their roles, \
+                      and can access all rows";
+    let useless = "c.json:1:26: `auth.anonymousTier`: the setting has no effect because clients must log in; set `auth.required` to \
+                   false to allow clients without a login";
+    let open = "c.json:1:116: `auth.required`: clients without a login have full access, more than logged-in users; set \
+                `auth.anonymousTier` to \"read\" or \"write\" to restrict them";
     let tokens = json!({STRONG: {"userId": "u"}});
     let allow = json!({"default": "allow"});
     for (auth, expected) in [
