@@ -192,7 +192,7 @@ async fn limited_house(max_requests: usize) -> House {
 }
 
 fn limited(id: u64, retry_after: u64) -> Json {
-    let message = format!("Too many messages from this address before a login: try again in {retry_after} ms");
+    let message = format!("Too many messages from this address before login: try again in {retry_after} ms");
     let details = json!({"retryAfterMs": retry_after});
     json!({"id": id, "type": "error", "code": "RATE_LIMITED", "message": message, "details": details})
 }

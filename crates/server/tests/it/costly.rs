@@ -159,7 +159,7 @@ async fn filters_have_a_limited_number_of_conditions() {
     };
     for (operation, params) in requests(filter(4)) {
         let (code, error) = client.fail(operation, params).await;
-        let expected = "the filter has 4 conditions, and at most 3 are allowed: use $in for many values";
+        let expected = "the filter has 4 conditions; at most 3 are allowed. Use $in to match many values";
         assert_eq!((&*code, &error["message"]), ("VALIDATION_ERROR", &json!(expected)), "{operation}");
     }
     let query = json!({"name": "q", "config": {"bucket": "small", "filter": filter(4)}});

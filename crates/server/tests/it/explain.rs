@@ -47,15 +47,15 @@ async fn a_session_is_explained_with_tier_rules_and_rows() {
         ada.ask("auth.explain", ask("store.get", Some("ports"))).await,
         json!({
             "allowed": false, "tier": tier("read"), "rules": [], "rowFilter": null, "decidedBy": "default",
-            "reason": "no rule of its roles covers store.get on \"ports\", and the default of the permissions is to deny; \
-                       its rules name boats",
+            "reason": "no rule of its roles covers store.get on \"ports\", and the default is to deny; \
+                       its rules name the buckets boats",
         })
     );
     assert_eq!(
         ada.ask("auth.explain", ask("store.dropBucket", Some("boats"))).await,
         json!({
             "allowed": false, "tier": tier("admin"), "rules": [member], "rowFilter": null, "decidedBy": "rules",
-            "reason": "store.dropBucket concerns all rows, and rule 0 (role \"member\") allows it only on rows that match a filter",
+            "reason": "store.dropBucket affects all rows, and rule 0 (role \"member\") allows it only on rows that match a filter",
         })
     );
     assert_eq!(
@@ -67,12 +67,12 @@ async fn a_session_is_explained_with_tier_rules_and_rows() {
         })
     );
     let transaction = ada.ask("auth.explain", ask("store.transaction", Some("boats"))).await;
-    assert!(transaction["reason"].as_str().unwrap().ends_with("needs a permission of its own"), "{transaction}");
+    assert!(transaction["reason"].as_str().unwrap().ends_with("also needs its own permission"), "{transaction}");
     let reader = json!({"roles": ["reader"], "operation": "store.insert", "bucket": "boats"});
     let reader = ada.ask("auth.explain", reader).await;
     assert_eq!(reader["tier"], json!({"required": "write", "has": "read", "source": "role reader"}));
     assert_eq!((&reader["allowed"], &reader["decidedBy"]), (&json!(false), &json!("tier")));
-    assert!(reader["reason"].as_str().unwrap().contains("no rule lifts the tier of a built-in role"), "{reader}");
+    assert!(reader["reason"].as_str().unwrap().contains("rules cannot raise the tier of a built-in role"), "{reader}");
     // The filters of several rules are joined, with the values of the session.
     let mate = json!({"roles": ["mate"], "metadata": {"crew": "red"}, "operation": "store.get", "bucket": "boats"});
     let mate = ada.ask("auth.explain", mate).await;
@@ -126,19 +126,19 @@ async fn it_is_for_administrators_and_its_parameters_are_checked() {
     }
     let mut ada = house.client("ada").await;
     for (params, message) in [
-        (json!({}), "\"operation\" must be a non-empty string, and is missing"),
+        (json!({}), "\"operation\" is missing; expected a non-empty string"),
         (json!({"operation": "store.gett"}), "unknown operation \"store.gett\"; did you mean \"store.get\"?"),
-        (json!({"operation": "store.get", "bucket": 7}), "\"bucket\" must be a non-empty string, and is 7"),
-        (json!({"operation": "store.get", "roles": "admin"}), "\"roles\" must be an array, and is a string"),
-        (json!({"operation": "store.get", "roles": [1]}), "\"roles[0]\" must be a string: the name of a role"),
+        (json!({"operation": "store.get", "bucket": 7}), "\"bucket\" must be a non-empty string, got 7"),
+        (json!({"operation": "store.get", "roles": "admin"}), "\"roles\" must be an array, got a string"),
+        (json!({"operation": "store.get", "roles": [1]}), "\"roles[0]\" must be a string"),
         (
             json!({"operation": "store.get", "roles": vec!["r"; 101]}),
-            "\"roles\" has 101 elements, and at most 100 are allowed",
+            "\"roles\" has 101 elements; at most 100 are allowed",
         ),
-        (json!({"operation": "store.get", "metadata": []}), "\"metadata\" must be an object, and is an array"),
+        (json!({"operation": "store.get", "metadata": []}), "\"metadata\" must be an object, got an array"),
         (
             json!({"operation": "store.get", "connectionId": "conn-1", "userId": "ann"}),
-            "\"connectionId\" and a session (\"userId\", \"roles\", \"metadata\") cannot both be given",
+            "\"connectionId\" cannot be combined with \"userId\", \"roles\" or \"metadata\"",
         ),
     ] {
         let (code, error) = ada.fail("auth.explain", params.clone()).await;

@@ -96,7 +96,7 @@ async fn errors_are_those_of_the_wire_protocol() {
     assert_eq!(wrong.details.unwrap()[0]["code"], "required");
     client.insert::<Json>("tides", tide("Brest", 4.2)).await.unwrap();
     let wrong = client.get::<Vec<u8>>("tides", "Brest").await.unwrap_err();
-    assert!(wrong.message.contains("another type than expected"), "{wrong}");
+    assert!(wrong.message.contains("does not have the expected type"), "{wrong}");
     let ended = client.subscribe::<Json>(json!({"query": "none"})).await;
     assert_eq!(code(ended.map(drop)), Code::QueryNotDefined);
     assert_eq!(server.stats().subscriptions, 0);

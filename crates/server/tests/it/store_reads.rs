@@ -208,7 +208,7 @@ async fn parameters_of_reads_are_checked() {
     let count = "an integer of at least 1";
     let bucket: (&str, &[Json], &str) = ("bucket", &no_text, text);
     for (operation, good, wrong) in [
-        ("store.get", json!({"key": 1}), vec![("key", &[Json::Null][..], "a value that is not null")]),
+        ("store.get", json!({"key": 1}), vec![("key", &[Json::Null][..], "a value other than null")]),
         ("store.all", json!({}), vec![]),
         ("store.where", json!({"filter": {}}), vec![("filter", &no_object[..], object)]),
         ("store.findOne", json!({"filter": {}}), vec![("filter", &no_object[..], object)]),

@@ -202,7 +202,7 @@ async fn parameters_of_writes_are_checked() {
     let no_object = [Json::Null, json!([]), json!("x"), json!(7)];
     let no_array = [Json::Null, json!({}), json!("x"), json!(7)];
     let text = "a non-empty string";
-    let key: (&str, &[Json], &str) = ("key", &[Json::Null], "a value that is not null");
+    let key: (&str, &[Json], &str) = ("key", &[Json::Null], "a value other than null");
     let data: (&str, &[Json], &str) = ("data", &no_object, "an object");
     let once: (&str, &[Json], &str) = ("idempotencyKey", &[json!(""), json!(7), json!({})], text);
     for (operation, good, wrong) in [
@@ -231,7 +231,7 @@ async fn parameters_stand_at_the_top() {
         let mut request = json!({});
         request[envelope] = json!({"bucket": "tides", "key": 1});
         let message = fails(&mut client, "store.get", request, "VALIDATION_ERROR").await;
-        assert_eq!(message, "\"bucket\" must be a non-empty string, and is missing");
+        assert_eq!(message, "\"bucket\" is missing; expected a non-empty string");
     }
 }
 

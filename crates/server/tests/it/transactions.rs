@@ -138,7 +138,7 @@ async fn every_operation_is_looked_at_before_any_is_done() {
     let wrong: &[(&str, &[Json], &str)] = &[("operations", &no_list, "array")];
     refuses(&mut client, "store.transaction", json!({}), wrong).await;
     let message = fails(&mut client, "store.transaction", json!({"operations": []}), "VALIDATION_ERROR").await;
-    assert_eq!(message, "\"operations\" must be an array of at least one operation, and is empty");
+    assert_eq!(message, "\"operations\" must be a non-empty array of operations, got an empty array");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,7 +31,7 @@ fn check_lists_what_clients_may_do() {
     let own = r#"boats where {"owner":"{{ session.userId }}"}"#;
     let expected = format!(
         "the configuration is valid\n\n\
-         What clients may do (`tidewire check-access` explains each decision):\n\n\
+         Access of clients (`tidewire check-access` explains each decision):\n\n\
          clients without a login (not logged in)\n  \
            read   nothing\n  \
            write  nothing\n  \
@@ -42,7 +42,7 @@ fn check_lists_what_clients_may_do() {
            admin  nothing\n\n\
          role \"member\" (tier write, auth.defaultTier)\n  \
            read   store.get, store.query: {own}; ports\n  \
-           read   all operations but store.get, store.query, store.buckets, store.stats: {own}\n  \
+           read   all operations except store.get, store.query, store.buckets, store.stats: {own}\n  \
            write  all operations: {own}\n  \
            admin  store.getBucketSchema, store.defineQuery: {own}\n\n\
          role \"admin\" (tier admin, role admin)\n  \
@@ -61,7 +61,7 @@ fn the_start_and_check_warn_of_what_is_open() {
     assert_eq!(check.code, Some(0));
     let expected: Vec<String> =
         check.stderr.lines().map(|line| line.strip_prefix("warning: ").unwrap().to_owned()).collect();
-    assert!(expected.iter().any(|line| line.contains("there are no `permissions`")), "{expected:?}");
+    assert!(expected.iter().any(|line| line.contains("no `permissions` are set")), "{expected:?}");
     assert!(expected.iter().any(|line| line.contains("set `auth.anonymousTier`")), "{expected:?}");
     assert_eq!(warnings(&dir.start(&["--config", "c.json"]).stop()), expected);
     assert!(check.stdout.contains("clients without a login (auth.anonymousTier is not set)"), "{}", check.stdout);
@@ -87,7 +87,7 @@ fn check_access_explains_and_its_exit_code_tells() {
     let expected = format!(
         "store.insert on \"boats\": allowed\n  \
            reason:  rule 0 (role \"member\") allows it, on the rows that match the row filter\n  \
-           tier:    write needed, write given (auth.defaultTier)\n  \
+           tier:    write required, has write (auth.defaultTier)\n  \
            rule 0   {rule}\n  \
            rows:    {{\"owner\":\"ann\"}}"
     );
@@ -95,7 +95,7 @@ fn check_access_explains_and_its_exit_code_tells() {
     let other = check(&["--role", "member", "store.insert", "ports"]);
     assert_eq!((other.code, &*other.stderr), (Some(1), ""));
     assert!(other.stdout.starts_with("store.insert on \"ports\": not allowed\n"), "{}", other.stdout);
-    assert!(other.stdout.contains("its rules name boats"), "{}", other.stdout);
+    assert!(other.stdout.contains("its rules name the buckets boats"), "{}", other.stdout);
     for (args, code, text) in [
         // A client that has not logged in, a session without roles, and one with several.
         (&["store.get", "boats"][..], 1, "a login is required"),

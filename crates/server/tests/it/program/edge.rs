@@ -41,7 +41,7 @@ async fn a_refused_origin_is_logged_with_its_headers_and_the_setting() {
         assert_eq!(status(&server, "Origin: https://evil.example\r\n").await, 403);
     }
     let process = server.stop();
-    let [line] = &lines(&process, "origin refused")[..] else { panic!("{}", process.output()) };
+    let [line] = &lines(&process, "origin rejected")[..] else { panic!("{}", process.output()) };
     assert_eq!((&line["level"], &line["setting"]), (&json!("WARN"), &json!("allowedOrigins")), "{line}");
     assert_eq!((&line["origin"], &line["host"]), (&json!("\"https://evil.example\""), &json!("\"tide\"")), "{line}");
 }
@@ -54,7 +54,7 @@ async fn headers_of_an_untrusted_proxy_are_logged_once() {
         assert_eq!(status(&server, "X-Forwarded-For: 192.0.2.1\r\n").await, 101);
     }
     let process = server.stop();
-    let message = "forwarding headers ignored: the peer is not a trusted proxy";
+    let message = "ignored forwarding headers from an untrusted peer";
     let [line] = &lines(&process, message)[..] else { panic!("{}", process.output()) };
     assert_eq!((&line["level"], &line["setting"]), (&json!("WARN"), &json!("trustedProxies")), "{line}");
 
@@ -67,7 +67,7 @@ async fn headers_of_an_untrusted_proxy_are_logged_once() {
     }
     let process = server.stop();
     assert_eq!(lines(&process, message).len(), 0);
-    let message = "invalid forwarding headers: using the address of the proxy";
+    let message = "invalid forwarding headers, using the address of the proxy";
     let [line] = &lines(&process, message)[..] else { panic!("{}", process.output()) };
     assert!(line["error"].as_str().unwrap().contains("\"me\""), "{line}");
 }
@@ -84,7 +84,7 @@ async fn a_missing_proxy_header_is_logged() {
         while raw.more().await {}
     }
     let process = server.stop();
-    let [line] = &lines(&process, "socket refused because of the PROXY protocol")[..] else {
+    let [line] = &lines(&process, "socket rejected because of its PROXY protocol header")[..] else {
         panic!("{}", process.output())
     };
     assert_eq!(line["settings"], "trustedProxies, proxyProtocol", "{line}");

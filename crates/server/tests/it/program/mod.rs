@@ -163,7 +163,7 @@ async fn it_serves_without_a_writable_standard_output() {
     wait_until_async("the server listens", tidewire_testkit::PATIENCE, async || connect_async(&url).await.is_ok())
         .await;
     let process = ServerProcess { process, url }.stop();
-    assert_eq!(warnings(&process), ["cannot write to the standard output"]);
+    assert_eq!(warnings(&process), ["cannot write to standard output"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -190,7 +190,7 @@ fn rust_log_sets_the_level() {
     for (filter, expected) in [
         ("", &["data directory opened", "shutting down"][..]),
         ("tidewire=error", &[]),
-        ("a=b=c", &["RUST_LOG is invalid, using info", "data directory opened", "shutting down"]),
+        ("a=b=c", &["invalid RUST_LOG, using info", "data directory opened", "shutting down"]),
     ] {
         let mut command = dir.command(&["--port", "0"]);
         command.env("RUST_LOG", filter);

@@ -12,7 +12,7 @@ use super::{ServerProcess, WorkDir, log};
 use crate::client::Client;
 
 const RELOADED: &str = "tokens and certificate reloaded";
-const FAILED: &str = "configuration not reloaded, the previous one stays in force";
+const FAILED: &str = "reload failed, keeping the previous configuration";
 
 /// Sends SIGHUP, and returns the lines that it adds to the log up to one with this message.
 fn reload(process: &Process, last: &str) -> Vec<Json> {
@@ -117,7 +117,7 @@ async fn an_invalid_file_changes_nothing_and_is_logged_with_line_and_column() {
     server.process.hangup();
     let failed = || log(&server.process).split_off(before).into_iter().find(|line| line["message"] == FAILED);
     wait_until("the third error is logged", PATIENCE, || failed().is_some());
-    assert_eq!(failed().unwrap()["error"], "auth cannot be turned on or off while the server runs: restart it");
+    assert_eq!(failed().unwrap()["error"], "auth cannot be enabled or disabled by a reload; restart the server");
     assert_eq!(server.client().await.welcome["requiresAuth"], true);
     ann.ask("store.buckets", json!({})).await;
     server.stop();

@@ -80,7 +80,7 @@ async fn the_memory_engine_says_that_it_stores_nothing() {
     assert_eq!((done.code, &*done.stderr), (Some(0), ""));
     assert!(done.stdout.starts_with("Revoked \"nobody\"\n  connections closed: 0\n"), "{}", done.stdout);
     assert!(
-        done.stdout.ends_with("The server does not store this: a restart lets the user log in again."),
+        done.stdout.ends_with("The revocation is not persistent: after a restart of the server, the user can log in again."),
         "{}",
         done.stdout
     );
@@ -98,7 +98,7 @@ async fn failures_are_told_apart_by_message_and_exit_code() {
             "bob-0123456789abcdefghijklmnopqrstuvwxyz",
             &["ann", "--url", url],
             1,
-            "tidewire: cannot revoke \"ann\": FORBIDDEN: this needs a role with admin access",
+            "tidewire: cannot revoke \"ann\": FORBIDDEN: this operation requires a role with admin access",
         ),
         (
             ADMIN,

@@ -100,8 +100,8 @@ fn with_open_files(dir: &WorkDir, soft: u32, hard: u32, args: &[&str]) -> Comman
 async fn the_limit_of_open_files_limits_connections() {
     let dir = WorkDir::new();
     let args = ["--port", "0", "--engine", "memory"];
-    let warning = "`maxConnections` is 100000, but the limit of open files (160, of which 64 are reserved) allows only 96 \
-                   connections: raise it, for example with `ulimit -Hn` or LimitNOFILE, or lower `maxConnections`";
+    let warning = "`maxConnections` is 100000, but the open file limit (160, of which 64 are reserved) allows only 96 \
+                   connections; raise the limit, for example with `ulimit -Hn` or LimitNOFILE, or lower `maxConnections`";
     let server = ServerProcess::spawn(with_open_files(&dir, 100, 160, &args));
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.process.pid())).unwrap();
     let open_files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
