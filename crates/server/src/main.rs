@@ -143,7 +143,8 @@ fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
     let mut system_buckets = SystemBuckets::default();
     // The only system bucket is that of revoked users, which needs auth.
     if config.server.auth.is_some() {
-        system_buckets = Server::declare_buckets(system_buckets).context("cannot declare the system buckets of the server")?;
+        system_buckets =
+            Server::declare_buckets(system_buckets).context("cannot declare the system buckets of the server")?;
     }
     Ok(StoreOptions::default().limits(limits).embedded(embedded).system_buckets(system_buckets))
 }

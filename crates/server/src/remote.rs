@@ -32,13 +32,17 @@ pub(crate) fn revoke(command: &RevokeCommand) -> anyhow::Result<String> {
 
 /// Formats the result of `server.revoke`. `now` is the time of the server.
 fn describe(revoked: &Json, now: u64) -> anyhow::Result<String> {
-    let number = |name: &str| revoked[name].as_u64().ok_or_else(|| anyhow!("unexpected result from the server: {revoked}"));
+    let number =
+        |name: &str| revoked[name].as_u64().ok_or_else(|| anyhow!("unexpected result from the server: {revoked}"));
     let (until, connections) = (number("revokedUntil")?, number("connections")?);
     let mut summary = format!("Revoked {}\n", revoked["userId"]);
     writeln!(summary, "  connections closed: {connections}")?;
     writeln!(summary, "  logins refused for: {} s", until.saturating_sub(now).div_ceil(1000))?;
     if revoked["stored"] != true {
-        writeln!(summary, "The revocation is not persistent: after a restart of the server, the user can log in again.")?;
+        writeln!(
+            summary,
+            "The revocation is not persistent: after a restart of the server, the user can log in again."
+        )?;
     }
     Ok(summary)
 }
@@ -73,9 +77,10 @@ impl Remote {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connector.connect()).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let connected = connected.with_context(|| format!("cannot connect to {url}"))?;
-        let (client, mut pushes, connection) = Client::builder(RequestProtocol, Established(Mutex::new(Some(connected))))
-            .options(ClientOptions::default().reconnect(false))
-            .build();
+        let (client, mut pushes, connection) =
+            Client::builder(RequestProtocol, Established(Mutex::new(Some(connected))))
+                .options(ClientOptions::default().reconnect(false))
+                .build();
         tokio::spawn(connection.run());
         let welcome = tokio::time::timeout(CONNECT_TIMEOUT, pushes.recv()).await.ok().flatten();
         let welcome = welcome.and_then(|welcome| json(&welcome.frame)).filter(|welcome| welcome["type"] == "welcome");

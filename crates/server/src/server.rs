@@ -310,7 +310,8 @@ impl Drop for Server {
 
 fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
     let options = &state.options;
-    let timeouts = Timeouts::default().first_frame(None).half_closed(DISCONNECTED_TIMEOUT).tick(options.heartbeat.interval);
+    let timeouts =
+        Timeouts::default().first_frame(None).half_closed(DISCONNECTED_TIMEOUT).tick(options.heartbeat.interval);
     let buffered = options.backpressure.max_buffered_bytes;
     let slots = options.connection_limits.max_subscriptions_per_connection.max(1);
     Supervisor::builder(WebSocketProtocol::new(state))

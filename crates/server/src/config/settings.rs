@@ -345,7 +345,9 @@ fn is_embedded(entry: &Entry<'_>, report: &mut Report) -> Option<bool> {
         "memory" => Some(false),
         "embedded" => Some(true),
         // The URL may contain a password, so it is not shown.
-        url if url.starts_with("redis:") || url.starts_with("rediss:") => entry.fail(report, ConfigProblem::RedisUnsupported),
+        url if url.starts_with("redis:") || url.starts_with("rediss:") => {
+            entry.fail(report, ConfigProblem::RedisUnsupported)
+        }
         _ => entry.mismatch(report, EXPECTED),
     }
 }

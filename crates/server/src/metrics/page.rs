@@ -149,8 +149,16 @@ impl Page {
         self.gauge("store_record_bytes", "Memory used by records", stats.record_bytes);
         self.gauge("store_writes_waiting", "Writes queued for the writer thread", stats.waiting);
         self.gauge("store_queue_bytes", "Memory used by queued writes", stats.queued_bytes);
-        self.gauge("store_history_bytes", "Memory used by the commit history, from which subscriptions resume", stats.history_bytes);
-        self.gauge("store_stopped", "1 if the store has stopped because of a disk error, else 0", stats.is_stopped.into());
+        self.gauge(
+            "store_history_bytes",
+            "Memory used by the commit history, from which subscriptions resume",
+            stats.history_bytes,
+        );
+        self.gauge(
+            "store_stopped",
+            "1 if the store has stopped because of a disk error, else 0",
+            stats.is_stopped.into(),
+        );
         self.counter("store_commits", "Commits", stats.commits);
         self.counter("store_refused", "Writes rejected", stats.refused);
         self.counter("store_abandoned", "Writes cancelled before they entered the queue", stats.abandoned);

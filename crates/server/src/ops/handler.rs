@@ -12,7 +12,7 @@ use std::time::Instant;
 use tracing::{Instrument as _, Span, field};
 
 use super::table::{Effect, OperationId, Scope};
-use super::{Answer, Call, HandlerResult, ReplyResult, ReplyFuture, Progress, limit_rate, unavailable};
+use super::{Answer, Call, HandlerResult, Progress, ReplyFuture, ReplyResult, limit_rate, unavailable};
 
 use crate::metrics::operations::RequestOutcome;
 use crate::protocol::request::{Id, Request};

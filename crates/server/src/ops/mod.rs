@@ -129,7 +129,11 @@ impl Call<'_> {
 const MAX_INLINE_ENTRIES: usize = 500;
 
 /// Builds a listing: on this thread if it has few entries, otherwise on the pool.
-fn listing(call: &Call<'_>, entries: usize, make: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static) -> HandlerResult {
+fn listing(
+    call: &Call<'_>,
+    entries: usize,
+    make: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static,
+) -> HandlerResult {
     if entries <= MAX_INLINE_ENTRIES {
         return make(call.server).map(Answer::Now);
     }

@@ -86,7 +86,10 @@ pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
         stored.await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot store revocation");
             let error = RequestError::from(error);
-            let message = format!("the user is revoked until the server stops, but the revocation was not stored: {}", error.message);
+            let message = format!(
+                "the user is revoked until the server stops, but the revocation was not stored: {}",
+                error.message
+            );
             RequestError { message: message.into(), ..error }
         })?;
         Ok(reply.into())
@@ -169,9 +172,10 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> ReplyR
             tracing::warn!(dir = %dir.display(), error = &error as &dyn std::error::Error, "backup failed");
             Err(match error {
                 MaintenanceError::Engine(EngineError::NotPersistent) => RequestError::invalid(error),
-                MaintenanceError::Backup(error) if is_taken(&error) => {
-                    RequestError::new(Code::AlreadyExists, format!("backup \"{name}\" already exists; choose another name"))
-                }
+                MaintenanceError::Backup(error) if is_taken(&error) => RequestError::new(
+                    Code::AlreadyExists,
+                    format!("backup \"{name}\" already exists; choose another name"),
+                ),
                 MaintenanceError::Closed => RequestError::shutting_down(),
                 error => RequestError::internal(&error),
             })

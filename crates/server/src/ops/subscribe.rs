@@ -16,7 +16,7 @@ use super::{Answer, Call, HandlerResult, ReplyResult, Target, check_conditions, 
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
-use crate::push::subscription::{Opening, Reopening, QuerySource, Subscription};
+use crate::push::subscription::{Opening, QuerySource, Reopening, Subscription};
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::state::ServerState;
@@ -97,7 +97,9 @@ impl From<&QuerySource> for SubscribeQuery {
             QuerySource::Named { name, params, .. } => {
                 Self::Named { name: name.to_string(), params: params.iter().cloned().collect() }
             }
-            QuerySource::Programmatic { name, params } => Self::Named { name: name.to_string(), params: (**params).clone() },
+            QuerySource::Programmatic { name, params } => {
+                Self::Named { name: name.to_string(), params: (**params).clone() }
+            }
         }
     }
 }

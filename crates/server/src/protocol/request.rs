@@ -72,7 +72,8 @@ impl<'a> ClientMessage<'a> {
         };
         if name == "pong" {
             let timestamp = params.raw("timestamp").and_then(finite);
-            let timestamp = timestamp.ok_or_else(|| invalid("\"timestamp\" of a pong must be the number from the ping"))?;
+            let timestamp =
+                timestamp.ok_or_else(|| invalid("\"timestamp\" of a pong must be the number from the ping"))?;
             return Ok(Self::Pong { timestamp });
         }
         let id = params.raw("id").and_then(Id::of);
@@ -212,7 +213,8 @@ impl<'a> Params<'a> {
 
     /// Returns the optional version of a record.
     pub(crate) fn version(&self, name: &str) -> Result<Option<u64>, RequestError> {
-        let version = |text: &str| text.parse().map_err(|_| self.invalid_param(name, "the version of a record (an integer)"));
+        let version =
+            |text: &str| text.parse().map_err(|_| self.invalid_param(name, "the version of a record (an integer)"));
         self.given(name).map(version).transpose()
     }
 

@@ -97,10 +97,8 @@ impl ProgrammaticQueries {
         queries: &BTreeMap<String, Arc<dyn ProgrammaticQuery>>,
         runtime: &Handle,
     ) -> std::io::Result<Self> {
-        let register = |query: &Arc<dyn ProgrammaticQuery>| RegisteredQuery {
-            query: Arc::clone(query),
-            buckets: query.buckets(),
-        };
+        let register =
+            |query: &Arc<dyn ProgrammaticQuery>| RegisteredQuery { query: Arc::clone(query), buckets: query.buckets() };
         let registered = queries.iter().map(|(name, query)| (name.clone(), register(query))).collect();
         let shared =
             Arc::new(QueriesShared { store: store.clone(), queries: registered, subscribers: Mutex::default() });
@@ -271,10 +269,11 @@ impl QueriesShared {
             .ok_or_else(|| RequestError::new(Code::QueryNotDefined, format!("query \"{name}\" is not defined")))?;
         let snapshot = self.store.snapshot();
         let view = View { snapshot: &snapshot, now: self.store.now(), caller, name };
-        let answer = catch_unwind(AssertUnwindSafe(|| registered.query.answer(&view, params))).unwrap_or_else(|_| {
-            tracing::error!(query = name, "programmatic query panicked");
-            Err(RequestError::new(Code::InternalError, "Internal server error"))
-        })?;
+        let answer =
+            catch_unwind(AssertUnwindSafe(|| registered.query.answer(&view, params))).unwrap_or_else(|_| {
+                tracing::error!(query = name, "programmatic query panicked");
+                Err(RequestError::new(Code::InternalError, "Internal server error"))
+            })?;
         Ok(Computed { json: Bytes::from(answer.to_string()), position: snapshot.position })
     }
 }

@@ -13,7 +13,7 @@ use tidewire_conn::{MemoryHold, PushError, PushHandle, PushPolicy, PushPriority,
 use tidewire_live::Mode;
 use tokio::time::Instant;
 
-use super::flow::{Buffer, PushDecision, Flow, ConsumerHealth};
+use super::flow::{Buffer, ConsumerHealth, Flow, PushDecision};
 use super::sink::PushSink;
 use super::subscription::Subscription;
 use crate::protocol::disconnect::Disconnect;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tidewire_store::{Filter, ReferenceFilter};
 
-use super::decision::{Decision, Grounds, Denial};
+use super::decision::{Decision, Denial, Grounds};
 use crate::auth::{Access, Grants, Session};
 use crate::auth::{Auth, Tier};
 use crate::ops::table::{OperationId, Scope};
@@ -138,7 +138,9 @@ impl Caller {
         let denial = match self.compare_tier(operation.and_then(|operation| operation.tier)) {
             TierCheck::Sufficient => return Ok(()),
             TierCheck::TooLow(denial) => denial,
-            TierCheck::NeedsRule(_) if operation.is_some_and(|operation| self.may_be_allowed_above_tier(operation)) => return Ok(()),
+            TierCheck::NeedsRule(_) if operation.is_some_and(|operation| self.may_be_allowed_above_tier(operation)) => {
+                return Ok(());
+            }
             TierCheck::NeedsRule(tier) => Denial::DefaultTier(tier),
         };
         Err(denial.error(operation.map_or("", |operation| operation.name), "*"))

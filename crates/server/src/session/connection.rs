@@ -165,7 +165,8 @@ impl Connection {
 
     /// Closes the connection because its session is revoked, if `login` is still current. Returns whether it was closed.
     pub(crate) fn revoke(&self, login: &Arc<Login>) -> bool {
-        let is_current = |state: &ConnectionState| state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login));
+        let is_current =
+            |state: &ConnectionState| state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login));
         self.close_if(Disconnect::SESSION_REVOKED, is_current)
     }
 

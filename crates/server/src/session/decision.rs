@@ -63,12 +63,17 @@ impl Denial {
                 let message = format!("this operation requires {} access: log in with auth.login", tier.name());
                 RequestError::new(Code::Unauthorized, message)
             }
-            Self::RoleTier(tier) => {
-                RequestError::new(Code::Forbidden, format!("this operation requires a role with {} access", tier.name()))
-            }
+            Self::RoleTier(tier) => RequestError::new(
+                Code::Forbidden,
+                format!("this operation requires a role with {} access", tier.name()),
+            ),
             Self::DefaultTier(tier) => RequestError::new(
                 Code::Forbidden,
-                format!("this operation requires {} access: the role {} or a permission rule", tier.name(), tier.role()),
+                format!(
+                    "this operation requires {} access: the role {} or a permission rule",
+                    tier.name(),
+                    tier.role()
+                ),
             ),
             Self::SystemBucket => RequestError::new(Code::Forbidden, format!("\"{shown}\" is a system bucket")),
             Self::Check | Self::Default | Self::AllRows => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use super::caller::{Caller, Login};
-use super::decision::{Decision, Grounds, Denial};
+use super::decision::{Decision, Denial, Grounds};
 use crate::auth::Grant;
 use crate::auth::{Session, Tier};
 use crate::ops::table::{OPERATIONS, OperationId, Scope, suggestion};
@@ -225,10 +225,9 @@ impl ReasonFormatter<'_> {
             ),
             Denial::SystemBucket => "the bucket is a system bucket".to_owned(),
             Denial::Check => "the permission check of the embedding program denies it".to_owned(),
-            Denial::Default => format!(
-                "no rule of its roles covers {target}, and the default is to deny{}",
-                self.elsewhere()
-            ),
+            Denial::Default => {
+                format!("no rule of its roles covers {target}, and the default is to deny{}", self.elsewhere())
+            }
             Denial::AllRows => {
                 format!("{name} affects all rows, and {} it only on rows that match a filter", self.rules_allow())
             }

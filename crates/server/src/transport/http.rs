@@ -134,7 +134,9 @@ impl Http {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
                 checked => {
-                    return self.upgrade::<S>(&mut request, checked, peer, counted).unwrap_or_else(|response| *response);
+                    return self
+                        .upgrade::<S>(&mut request, checked, peer, counted)
+                        .unwrap_or_else(|response| *response);
                 }
             }
         }

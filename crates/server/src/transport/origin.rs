@@ -323,7 +323,10 @@ mod tests {
         ] {
             assert_eq!(reason(rule, origins, &["evil.example"]), expected, "{origins:?}");
         }
-        assert_eq!(reason(OriginRule::Listed(&[]), &["http://localhost"], &["localhost"]), Some(OriginProblem::NotListed));
+        assert_eq!(
+            reason(OriginRule::Listed(&[]), &["http://localhost"], &["localhost"]),
+            Some(OriginProblem::NotListed)
+        );
         for origins in [&["null"][..], &["https://evil.example", "?"]] {
             assert_eq!(reason(OriginRule::Any, origins, &[]), None, "{origins:?}");
         }

@@ -148,7 +148,10 @@ async fn a_revocation_that_cannot_be_stored_holds_until_the_server_stops() {
     disk.fail_syncs();
     let (_, error) = admin.fail("server.revoke", json!({"userId": "ann"})).await;
     let message = error["message"].as_str().unwrap();
-    assert!(message.starts_with("the user is revoked until the server stops, but the revocation was not stored: "), "{error}");
+    assert!(
+        message.starts_with("the user is revoked until the server stops, but the revocation was not stored: "),
+        "{error}"
+    );
     assert_eq!(ann.closed().await.0, 4002);
     let mut stranger = Client::connect(&server).await;
     assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");

@@ -142,7 +142,11 @@ fn lines(rejected: &[RejectedDefinition]) -> String {
 /// # Errors
 ///
 /// Returns all definitions that are invalid or incompatible with the store. Then nothing is changed.
-pub fn apply(store: &Store, buckets: &[Definition], queries: &[Definition]) -> Result<Vec<AppliedDefinition>, DefinitionError> {
+pub fn apply(
+    store: &Store,
+    buckets: &[Definition],
+    queries: &[Definition],
+) -> Result<Vec<AppliedDefinition>, DefinitionError> {
     let all = buckets.iter().map(|bucket| (DefinitionKind::Bucket, bucket.clone()));
     let all: Vec<_> = all.chain(queries.iter().map(|query| (DefinitionKind::Query, query.clone()))).collect();
     let rejected = Arc::new(Mutex::new(Vec::new()));
@@ -172,19 +176,27 @@ pub fn apply(store: &Store, buckets: &[Definition], queries: &[Definition]) -> R
     })
 }
 
-fn apply_one(draft: &mut Draft, kind: DefinitionKind, definition: &Definition) -> Result<DefinitionOutcome, RejectReason> {
+fn apply_one(
+    draft: &mut Draft,
+    kind: DefinitionKind,
+    definition: &Definition,
+) -> Result<DefinitionOutcome, RejectReason> {
     let Definition { name, config, .. } = definition;
     match kind {
         DefinitionKind::Bucket => {
             let Ok(bucket) = draft.state().bucket(name) else {
-                return draft.define_bucket(name, config).map(|()| DefinitionOutcome::Created).map_err(RejectReason::Invalid);
+                return draft
+                    .define_bucket(name, config)
+                    .map(|()| DefinitionOutcome::Created)
+                    .map_err(RejectReason::Invalid);
             };
             let wanted = BucketDefinition::parse(config).map_err(|error| RejectReason::Invalid(error.into()))?;
             match compare::buckets(bucket.definition(), &wanted) {
                 Change::None => Ok(DefinitionOutcome::Unchanged),
-                Change::Update(updates) => {
-                    draft.update_bucket(name, &updates).map(|()| DefinitionOutcome::Updated).map_err(RejectReason::Invalid)
-                }
+                Change::Update(updates) => draft
+                    .update_bucket(name, &updates)
+                    .map(|()| DefinitionOutcome::Updated)
+                    .map_err(RejectReason::Invalid),
                 Change::Impossible(differences) => Err(RejectReason::Incompatible(differences)),
             }
         }

@@ -106,8 +106,7 @@ fn contradictory_limits_cause_a_warning() {
     let flag = payload.replace("c.json:1:19: `maxRecordBytes`", "--max-record-bytes");
     assert_eq!(warnings(&json!({}), &["--max-record-bytes", "2000000"]), [flag]);
     assert_eq!(warnings(&json!({"maxRecordBytes": 2_000_000, "maxPayloadBytes": 2_000_000}), &[]), [""; 0]);
-    let result =
-        "the record limit of 1048576 bytes is above `maxResultBytes` (1000), so clients cannot read records of this size";
+    let result = "the record limit of 1048576 bytes is above `maxResultBytes` (1000), so clients cannot read records of this size";
     assert_eq!(warnings(&json!({"maxResultBytes": 1000}), &[]), [result]);
     let origins = "c.json:1:59: `allowedHosts`: the setting has no effect because `allowedOrigins` is set";
     let hosts = json!({"allowedOrigins": ["https://tide.example"], "allowedHosts": ["tide.example"]});

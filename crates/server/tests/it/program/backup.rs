@@ -86,7 +86,8 @@ async fn the_data_of_a_running_server_is_not_touched() {
 
     let restore = dir.run(&["restore", "data"]);
     assert_eq!((restore.code, &*restore.stdout), (Some(1), ""));
-    let message = "tidewire: the data directory ./data is not empty; move it away, or specify another one with --data-dir";
+    let message =
+        "tidewire: the data directory ./data is not empty; move it away, or specify another one with --data-dir";
     assert_eq!(restore.stderr, message);
     assert_eq!(contents(&server).await.0, ["high tide"]);
     server.stop();
@@ -108,7 +109,10 @@ fn wrong_directories_are_refused() {
             "tidewire: full is not a data directory; set it with --data-dir or --config",
         ),
         (&["backup", "full"], "tidewire: full is not empty; specify a new or empty directory"),
-        (&["backup", "data/copy"], "tidewire: data/copy is inside the data directory ./data; specify another directory"),
+        (
+            &["backup", "data/copy"],
+            "tidewire: data/copy is inside the data directory ./data; specify another directory",
+        ),
         (&["restore", "no"], "tidewire: cannot read the backup no: No such file or directory (os error 2)"),
         (&["restore", "full", "--data-dir", "new"], "tidewire: full is not a backup"),
         (

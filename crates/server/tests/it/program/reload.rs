@@ -104,7 +104,10 @@ async fn an_invalid_file_changes_nothing_and_is_logged_with_line_and_column() {
     assert!(lines[0]["error"].as_str().unwrap().starts_with("c.json:2:19: expected a user id"), "{lines:?}");
     let second = log(&server.process).into_iter().filter(|line| line["message"] == FAILED).nth(1).unwrap();
     assert!(
-        second["error"].as_str().unwrap().starts_with("c.json:3:16: `auth.tokens.*`: the token of \"bob\""),
+        second["error"]
+            .as_str()
+            .unwrap()
+            .starts_with("c.json:3:16: `auth.tokens.*`: invalid SHA-256 for the token of \"bob\""),
         "{second}"
     );
     assert_eq!(second["level"], "ERROR");

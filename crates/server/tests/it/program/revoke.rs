@@ -80,7 +80,8 @@ async fn the_memory_engine_says_that_it_stores_nothing() {
     assert_eq!((done.code, &*done.stderr), (Some(0), ""));
     assert!(done.stdout.starts_with("Revoked \"nobody\"\n  connections closed: 0\n"), "{}", done.stdout);
     assert!(
-        done.stdout.ends_with("The revocation is not persistent: after a restart of the server, the user can log in again."),
+        done.stdout
+            .ends_with("The revocation is not persistent: after a restart of the server, the user can log in again."),
         "{}",
         done.stdout
     );
