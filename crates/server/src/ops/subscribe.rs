@@ -255,8 +255,8 @@ async fn open_programmatic(
         return Err(RequestError::new(Code::QueryNotDefined, "the query is not defined"));
     };
     // The code of the embedding program may block.
-    let (state, name, params, owner) = (Arc::clone(server), name.clone(), params.clone(), caller.clone());
-    let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &owner)).await;
+    let (state, name, params, query_caller) = (Arc::clone(server), name.clone(), params.clone(), caller.clone());
+    let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &query_caller)).await;
     let computed = computed.map_err(|error| RequestError::internal(&error))??;
     let first = FirstResult {
         number: opening.number,
