@@ -138,7 +138,7 @@ async fn a_token_without_roles_may_not_drop_a_bucket() {
     let mut client = house.client("non").await;
     let (code, error) = client.fail("store.dropBucket", json!({"name": "b"})).await;
     assert_eq!(code, "FORBIDDEN");
-    assert_eq!(error["message"], "this needs admin access: the role admin, or a permission rule");
+    assert_eq!(error["message"], "this operation requires admin access: the role admin or a permission rule");
     client.ask("store.all", json!({"bucket": "b"})).await;
 }
 

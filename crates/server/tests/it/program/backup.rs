@@ -75,8 +75,8 @@ async fn the_data_of_a_running_server_is_not_touched() {
 
     let backup = dir.run(&["backup", "copy"]);
     assert_eq!((backup.code, &*backup.stdout), (Some(1), ""));
-    let message = "tidewire: the data directory ./data is in use by a running server; stop the server, or back it up while it runs \
-                   with the admin operation `server.backup`";
+    let message = "tidewire: the data directory ./data is in use by a running server; stop the server, or use the \
+                   operation `server.backup` to back it up while it is running";
     assert_eq!(backup.stderr, message);
     assert!(!dir.has("copy"));
 

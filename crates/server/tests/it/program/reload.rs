@@ -193,7 +193,10 @@ async fn a_renewed_certificate_is_for_new_connections() {
     // A certificate without its key is not taken.
     dir.file("cert.pem", std::fs::read(&new.server).unwrap());
     let lines = reload(&process, FAILED);
-    assert!(lines[0]["error"].as_str().unwrap().starts_with("--tls-cert: the certificate or its key"), "{lines:?}");
+    assert!(
+        lines[0]["error"].as_str().unwrap().starts_with("--tls-cert: invalid TLS certificate or private key"),
+        "{lines:?}"
+    );
     connect(&address, &old).await.unwrap();
 
     install(&new);
