@@ -1,4 +1,4 @@
-//! A server that is killed and comes back, and a network that swallows everything: what a client's tests are made of.
+//! A client's view of a Redis server that is killed and restarted, and of a network that drops everything.
 //!
 //! `cargo run -p tidewire-testkit --example outage`
 
@@ -16,7 +16,7 @@ pub(crate) fn main() {
     println!("SET tide high   -> {}", ask(&proxy, "SET tide high").expect("the server answers"));
 
     redis.kill();
-    println!("killed          -> {}", ask(&proxy, "GET tide").expect_err("nobody is there"));
+    println!("killed          -> {}", ask(&proxy, "GET tide").expect_err("the server is down"));
 
     redis.restart();
     println!("restarted       -> {}", ask(&proxy, "STRLEN tide").expect("the server answers again"));

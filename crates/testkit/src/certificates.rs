@@ -35,7 +35,7 @@ impl Certificates {
     }
 
     fn try_generate(dir: &Path) -> Result<Self, Box<dyn std::error::Error>> {
-        let mut params = named("Tidewire test authority", vec![])?;
+        let mut params = certificate_params("Tidewire test authority", vec![])?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
 
@@ -52,15 +52,15 @@ impl Certificates {
             ))
         };
 
-        let mut params = named("Tidewire test server", vec!["localhost".into(), "127.0.0.1".into()])?;
+        let mut params = certificate_params("Tidewire test server", vec!["localhost".into(), "127.0.0.1".into()])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let (server, server_key) = issue("server", &params)?;
 
-        let mut params = named("Tidewire test server", vec!["tide.example".into()])?;
+        let mut params = certificate_params("Tidewire test server", vec!["tide.example".into()])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let (named, named_key) = issue("named", &params)?;
 
-        let mut params = self::named("Tidewire test client", vec![])?;
+        let mut params = certificate_params("Tidewire test client", vec![])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let (client, client_key) = issue("client", &params)?;
 
@@ -69,7 +69,7 @@ impl Certificates {
     }
 }
 
-fn named(name: &str, hosts: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
+fn certificate_params(name: &str, hosts: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(hosts)?;
     params.distinguished_name.push(DnType::CommonName, name);
     Ok(params)

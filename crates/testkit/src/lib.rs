@@ -44,6 +44,6 @@ pub use certificates::Certificates;
 pub use memory::CountingAllocator;
 pub use port::Port;
 pub use process::{Process, is_rerun, is_running, rerun};
-pub use proxy::{Cut, Direction, End, FaultProxy, Faults};
+pub use proxy::{CloseMode, Cut, Direction, FaultProxy, Faults};
 pub use redis::{RedisOptions, RedisServer};
 pub use wait::{PATIENCE, wait_until, wait_until_async};

@@ -51,7 +51,7 @@ impl CountingAllocator {
 // so it neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which `System` has too.
         let allocated = unsafe { System.alloc(layout) };
         if !allocated.is_null() {
             add(layout.size());

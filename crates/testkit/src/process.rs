@@ -21,15 +21,15 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::wait::{PATIENCE, wait_until};
 
-/// Lines of output that are kept, enough to see why a child failed.
-const KEPT_LINES: usize = 1000;
-const LINE_LIMIT: u64 = 64 * 1024;
+/// Number of output lines that are kept, enough to see why a child failed.
+const MAX_OUTPUT_LINES: usize = 1000;
+const MAX_LINE_BYTES: u64 = 64 * 1024;
 
 /// The time to wait for the end of the output after the child has ended. It takes longer only if a grandchild holds the pipes open.
 const OUTPUT_GRACE: Duration = Duration::from_secs(5);
 
-/// Names the test that a rerun process was started for.
-const RERUN: &str = "TIDEWIRE_TESTKIT_RERUN";
+/// Environment variable with the name of the test that a rerun process was started for.
+const RERUN_ENV: &str = "TIDEWIRE_TESTKIT_RERUN";
 
 /// A child process with its output captured.
 ///
@@ -147,8 +147,8 @@ impl Process {
     /// # Panics
     ///
     /// If something else has waited for the process.
-    pub fn exited(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("the child is ours to wait for")
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("no other code waits for the child")
     }
 
     /// Waits until the process has ended. [`output`](Self::output) is complete then, unless a grandchild still runs.
@@ -160,7 +160,7 @@ impl Process {
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until(&format!("{} ends", self.program), PATIENCE, || {
-            status = self.exited();
+            status = self.try_wait();
             status.is_some()
         });
         self.output.wait_for_end(OUTPUT_GRACE);
@@ -213,13 +213,13 @@ impl fmt::Debug for Process {
 /// If the path of this executable is unknown.
 pub fn rerun(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this executable has a path"));
-    command.args([test, "--exact", "--nocapture"]).env(RERUN, test);
+    command.args([test, "--exact", "--nocapture"]).env(RERUN_ENV, test);
     command
 }
 
 /// Returns whether this process was started by [`rerun`].
 pub fn is_rerun() -> bool {
-    std::env::var_os(RERUN).is_some()
+    std::env::var_os(RERUN_ENV).is_some()
 }
 
 /// Returns whether a process with this ID runs. A zombie does not.
@@ -239,7 +239,7 @@ fn pid(id: u32) -> Pid {
 
 type Reply = SyncSender<io::Result<Child>>;
 
-/// Spawns a child that is killed when this process ends, see the module.
+/// Spawns a child that is killed when this process ends. See the module documentation.
 pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
     static SPAWNER: LazyLock<SyncSender<(Command, Reply)>> = LazyLock::new(|| {
         let (requests, queue) = sync_channel::<(Command, Reply)>(0);
@@ -247,7 +247,7 @@ pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
             .name("testkit-spawner".into())
             .spawn(move || {
                 while let Ok((mut command, reply)) = queue.recv() {
-                    // It cannot fail, because the caller waits for the reply.
+                    // Cannot fail: the caller waits for the reply.
                     let _ = reply.send(command.spawn());
                 }
             })
@@ -303,9 +303,9 @@ impl Output {
     fn read(&self, name: Pipe, pipe: Box<dyn Read + Send>) {
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
-        while matches!((&mut pipe).take(LINE_LIMIT).read_until(b'\n', &mut line), Ok(1..)) {
+        while matches!((&mut pipe).take(MAX_LINE_BYTES).read_until(b'\n', &mut line), Ok(1..)) {
             let mut lines = self.lock();
-            if lines.kept.len() == KEPT_LINES {
+            if lines.kept.len() == MAX_OUTPUT_LINES {
                 lines.kept.pop_front();
                 lines.dropped += 1;
             }
@@ -323,12 +323,12 @@ impl Output {
         included.map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     }
 
-    fn wait_for_end(&self, deadline: Duration) {
+    fn wait_for_end(&self, timeout: Duration) {
         let open = |lines: &mut Lines| lines.open > 0;
-        drop(self.changed.wait_timeout_while(self.lock(), deadline, open));
+        drop(self.changed.wait_timeout_while(self.lock(), timeout, open));
     }
 
-    fn wait_for(&self, text: &str, deadline: Duration) -> Option<String> {
+    fn wait_for(&self, text: &str, timeout: Duration) -> Option<String> {
         let start = Instant::now();
         let mut lines = self.lock();
         let mut searched = 0;
@@ -338,7 +338,7 @@ impl Output {
                 return Some(rest.to_owned());
             }
             searched = lines.dropped + lines.kept.len();
-            let left = deadline.checked_sub(start.elapsed())?;
+            let left = timeout.checked_sub(start.elapsed())?;
             if lines.open == 0 {
                 return None;
             }

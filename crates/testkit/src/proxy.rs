@@ -29,11 +29,11 @@ use crate::port::Port;
 
 /// Limits of the queue per direction of a connection: 64 reads of at most 16 KiB, so that a delay costs no throughput below a
 /// megabyte in flight. A full queue stops reading, which the sender sees as backpressure.
-const CHUNK: usize = 16 * 1024;
-const QUEUE: usize = 64;
+const CHUNK_BYTES: usize = 16 * 1024;
+const QUEUE_CHUNKS: usize = 64;
 
 /// A throttled connection pauses after about this time. Shorter pauses would be rounded up to the millisecond of the timer.
-const TURN: Duration = Duration::from_millis(10);
+const THROTTLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The delay after a failed accept, as when there are no file descriptors left.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
@@ -100,25 +100,25 @@ pub struct Cut {
     pub after: u64,
     /// The direction in which bytes are counted.
     pub direction: Direction,
-    /// How the connection ends. Default: [`End::Close`].
-    pub end: End,
+    /// How the connection ends. Default: [`CloseMode::Graceful`].
+    pub mode: CloseMode,
 }
 
 impl Cut {
     /// Ends the connection after exactly `bytes` in this direction.
     pub fn after(bytes: u64, direction: Direction) -> Self {
-        Self { after: bytes, direction, end: End::Close }
+        Self { after: bytes, direction, mode: CloseMode::Graceful }
     }
 
-    /// Sets [`end`](#structfield.end).
+    /// Sets [`mode`](#structfield.mode).
     #[must_use]
-    pub fn end(mut self, end: End) -> Self {
-        self.end = end;
+    pub fn mode(mut self, mode: CloseMode) -> Self {
+        self.mode = mode;
         self
     }
 }
 
-/// The direction of bytes.
+/// The direction in which bytes travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -129,10 +129,10 @@ pub enum Direction {
 
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum CloseMode {
     /// An orderly end of stream (FIN). What a side still sends is discarded until it closes too, so a side that never reads does not
-    /// notice; [`FaultProxy::open`] counts the connection until then.
-    Close,
+    /// notice; [`FaultProxy::open_connections`] counts the connection until then.
+    Graceful,
     /// A reset (RST). As with any reset, bytes just before it may be lost.
     Reset,
 }
@@ -143,15 +143,15 @@ pub enum End {
 #[derive(Debug)]
 pub struct FaultProxy {
     addr: SocketAddr,
-    orders: mpsc::Sender<(Order, SyncSender<()>)>,
+    commands: mpsc::Sender<(Command, SyncSender<()>)>,
     counters: Arc<Counters>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-enum Order {
+enum Command {
     Inject(Faults),
-    Cut(End),
+    Cut(CloseMode),
 }
 
 #[derive(Debug, Default)]
@@ -172,7 +172,7 @@ impl FaultProxy {
         let port = Port::reserve();
         let addr = port.addr();
         let counters = Arc::new(Counters::default());
-        let (orders, queue) = mpsc::channel(1);
+        let (commands, queue) = mpsc::channel(1);
         let (started, listening) = sync_channel(1);
         let thread = thread::Builder::new()
             .name("fault-proxy".into())
@@ -186,7 +186,7 @@ impl FaultProxy {
             })
             .expect("a thread can be started");
         listening.recv().expect("the proxy listens");
-        Self { addr, orders, counters, thread: Some(thread) }
+        Self { addr, commands, counters, thread: Some(thread) }
     }
 
     /// Returns the address of the proxy.
@@ -196,7 +196,7 @@ impl FaultProxy {
 
     /// Replaces the faults, for existing and new connections.
     pub fn inject(&self, faults: Faults) {
-        self.order(Order::Inject(faults));
+        self.send_command(Command::Inject(faults));
     }
 
     /// Removes all faults.
@@ -205,32 +205,32 @@ impl FaultProxy {
     }
 
     /// Ends all connections now.
-    pub fn cut(&self, end: End) {
-        self.order(Order::Cut(end));
+    pub fn cut(&self, mode: CloseMode) {
+        self.send_command(Command::Cut(mode));
     }
 
     /// Returns the number of connections accepted so far.
-    pub fn accepted(&self) -> u64 {
+    pub fn accepted_connections(&self) -> u64 {
         self.counters.accepted.load(Relaxed)
     }
 
     /// Returns the number of open connections.
-    pub fn open(&self) -> usize {
+    pub fn open_connections(&self) -> usize {
         self.counters.open.load(Relaxed)
     }
 
-    /// Returns the number of bytes that went through in a direction, on all connections.
-    pub fn bytes(&self, direction: Direction) -> u64 {
+    /// Returns the number of bytes forwarded in a direction, on all connections.
+    pub fn forwarded_bytes(&self, direction: Direction) -> u64 {
         self.counters.bytes(direction).load(Relaxed)
     }
 
-    fn order(&self, order: Order) {
+    fn send_command(&self, command: Command) {
         let (done, acknowledged) = sync_channel(1);
         // Not `blocking_send`, which panics on a thread of a tokio runtime. The queue is nearly always empty, because each
         // sender waits for the acknowledgement.
-        let mut order = (order, done);
-        while let Err(mpsc::error::TrySendError::Full(again)) = self.orders.try_send(order) {
-            order = again;
+        let mut command = (command, done);
+        while let Err(mpsc::error::TrySendError::Full(again)) = self.commands.try_send(command) {
+            command = again;
             thread::yield_now();
         }
         acknowledged.recv().expect("the proxy runs until it is dropped");
@@ -239,8 +239,8 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        // The accept loop ends when there is no sender of orders.
-        self.orders = mpsc::channel(1).0;
+        // The accept loop ends when the last sender of commands is dropped.
+        self.commands = mpsc::channel(1).0;
         let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
         assert!(ended || thread::panicking(), "the fault proxy panicked");
     }
@@ -257,29 +257,29 @@ impl Counters {
 
 /// The state that all connections watch.
 #[derive(Debug, Clone, Copy, Default)]
-struct Plan {
+struct ProxyState {
     faults: Faults,
     /// Incremented by every injection, which resets byte counts.
     injection: u64,
-    /// Incremented by every order to cut.
+    /// Incremented by every cut command.
     cuts: u64,
-    end: Option<End>,
+    close_mode: Option<CloseMode>,
 }
 
 async fn accept(
     port: &Port,
     upstream: SocketAddr,
-    mut orders: mpsc::Receiver<(Order, SyncSender<()>)>,
+    mut commands: mpsc::Receiver<(Command, SyncSender<()>)>,
     counters: &Arc<Counters>,
     started: &SyncSender<()>,
 ) -> io::Result<()> {
-    let (plan, plans) = watch::channel(Plan::default());
+    let (state, states) = watch::channel(ProxyState::default());
     let mut connections = JoinSet::new();
     let mut listener = Some(TcpListener::bind(port.addr()).await?);
     let admit = |connections: &mut JoinSet<()>, client| {
         counters.accepted.fetch_add(1, Relaxed);
-        let cuts = plans.borrow().cuts;
-        connections.spawn(serve(client, upstream, plans.clone(), cuts, Arc::clone(counters)));
+        let cuts = states.borrow().cuts;
+        connections.spawn(serve(client, upstream, states.clone(), cuts, Arc::clone(counters)));
     };
     let _ = started.send(());
     loop {
@@ -291,16 +291,16 @@ async fn accept(
         };
         tokio::select! {
             biased;
-            order = orders.recv() => {
-                let Some((order, done)) = order else { return Ok(()) };
-                while let Some(Ok(client)) = listener.as_ref().map(waiting) {
+            command = commands.recv() => {
+                let Some((command, done)) = command else { return Ok(()) };
+                while let Some(Ok(client)) = listener.as_ref().map(accept_pending) {
                     admit(&mut connections, client);
                 }
-                plan.send_modify(|plan| match order {
-                    Order::Inject(faults) => (plan.faults, plan.injection) = (faults, plan.injection + 1),
-                    Order::Cut(end) => (plan.cuts, plan.end) = (plan.cuts + 1, Some(end)),
+                state.send_modify(|state| match command {
+                    Command::Inject(faults) => (state.faults, state.injection) = (faults, state.injection + 1),
+                    Command::Cut(mode) => (state.cuts, state.close_mode) = (state.cuts + 1, Some(mode)),
                 });
-                if plan.borrow().faults.refuse {
+                if state.borrow().faults.refuse {
                     if let Some(listener) = listener.take() {
                         // Closing it alone would leave it listening in a child that was forked and has yet to exec.
                         let _ = SockRef::from(&listener).shutdown(Shutdown::Both);
@@ -320,87 +320,87 @@ async fn accept(
 }
 
 /// Accepts a pending connection, even if the runtime has not been notified of it yet.
-fn waiting(listener: &TcpListener) -> io::Result<TcpStream> {
+fn accept_pending(listener: &TcpListener) -> io::Result<TcpStream> {
     let (socket, _) = SockRef::from(listener).accept()?;
     socket.set_nonblocking(true)?;
     TcpStream::from_std(socket.into())
 }
 
-/// Serves one connection, until an order to cut comes after the first `cuts` or it ends otherwise.
+/// Serves one connection until it ends or the proxy has received more than `cuts` cut commands.
 async fn serve(
     mut client: TcpStream,
     upstream: SocketAddr,
-    mut plan: watch::Receiver<Plan>,
+    mut state: watch::Receiver<ProxyState>,
     cuts: u64,
     counters: Arc<Counters>,
 ) {
-    let _open = Open::count(&counters);
+    let _open = OpenGuard::count(&counters);
 
-    let mut cut = plan.clone();
-    let ordered = async move {
-        match cut.wait_for(|plan| plan.cuts > cuts).await {
-            Ok(plan) => plan.end.unwrap_or(End::Reset),
-            Err(_) => End::Reset,
+    let mut cut_state = state.clone();
+    let cut_command = async move {
+        match cut_state.wait_for(|state| state.cuts > cuts).await {
+            Ok(state) => state.close_mode.unwrap_or(CloseMode::Reset),
+            Err(_) => CloseMode::Reset,
         }
     };
-    tokio::pin!(ordered);
+    tokio::pin!(cut_command);
 
     let connecting = async {
-        flowing(&mut plan).await;
+        wait_while_half_open(&mut state).await;
         TcpStream::connect(upstream).await
     };
     let connected = tokio::select! {
         biased;
-        end = &mut ordered => Err(end),
-        connected = connecting => connected.map_err(|_| End::Reset),
+        mode = &mut cut_command => Err(mode),
+        connected = connecting => connected.map_err(|_| CloseMode::Reset),
     };
     let mut server = match connected {
         Ok(server) => server,
-        Err(end) => return finish(client, end).await,
+        Err(mode) => return finish(client, mode).await,
     };
     // Fails only for a dead socket, which the first read reports.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
 
-    let end = {
+    let mode = {
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
         tokio::select! {
             biased;
-            end = ordered => end,
+            mode = cut_command => mode,
             both = async { tokio::try_join!(
-                pump(from_client, to_server, Direction::ToServer, plan.clone(), &counters),
-                pump(from_server, to_client, Direction::ToClient, plan.clone(), &counters),
+                pump(from_client, to_server, Direction::ToServer, state.clone(), &counters),
+                pump(from_server, to_client, Direction::ToClient, state.clone(), &counters),
             ) } => match both {
                 Ok(_) => return,
-                Err(end) => end,
+                Err(mode) => mode,
             },
         }
     };
-    tokio::join!(finish(client, end), finish(server, end));
+    tokio::join!(finish(client, mode), finish(server, mode));
 }
 
-/// Carries one direction, until its source closes (`Ok`) or the connection must end.
+/// Forwards one direction until its source closes (`Ok`) or the connection must end.
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
     direction: Direction,
-    mut plan: watch::Receiver<Plan>,
+    mut state: watch::Receiver<ProxyState>,
     counters: &Counters,
-) -> Result<(), End> {
-    let (queue, mut queued) = mpsc::channel::<(Instant, Vec<u8>)>(QUEUE);
-    let mut reader_plan = plan.clone();
+) -> Result<(), CloseMode> {
+    let (queue, mut queued) = mpsc::channel::<(Instant, Vec<u8>)>(QUEUE_CHUNKS);
+    let mut reader_state = state.clone();
 
     let read = async move {
         loop {
-            flowing(&mut reader_plan).await;
-            let mut chunk = vec![0; CHUNK];
+            wait_while_half_open(&mut reader_state).await;
+            let mut chunk = vec![0; CHUNK_BYTES];
             let length = tokio::select! {
                 biased;
-                Ok(()) = reader_plan.changed() => continue,
-                length = from.read(&mut chunk) => length.map_err(|_| End::Reset)?,
+                Ok(()) = reader_state.changed() => continue,
+                length = from.read(&mut chunk) => length.map_err(|_| CloseMode::Reset)?,
             };
             chunk.truncate(length);
-            // The end of the stream travels as an empty chunk, as late as everything else.
+            // The end of the stream is queued as an empty chunk, so that it is delayed like the bytes before it.
             if queue.send((Instant::now(), chunk)).await.is_err() || length == 0 {
                 return Ok(());
             }
@@ -408,51 +408,51 @@ async fn pump(
     };
 
     let write = async move {
-        let (mut injection, mut passed) = (plan.borrow().injection, 0);
+        let (mut injection, mut passed) = (state.borrow().injection, 0);
         // For throttling: the time that the bytes so far should have taken, and the end of the current pause.
         let (mut owed, mut rested) = (Duration::ZERO, Instant::now());
         while let Some((read, chunk)) = queued.recv().await {
             let mut rest = chunk.as_slice();
             loop {
-                let now = flowing(&mut plan).await;
+                let now = wait_while_half_open(&mut state).await;
                 if now.injection != injection {
                     (injection, passed) = (now.injection, 0);
                     (owed, rested) = (Duration::ZERO, Instant::now());
                 }
                 let due = rested.max(read + now.faults.delay);
-                // Not at all when it is due: the shortest sleep takes a millisecond.
+                // No sleep if it is already due: the shortest sleep takes a millisecond.
                 if due > Instant::now() {
                     tokio::select! {
-                        Ok(()) = plan.changed() => {}
+                        Ok(()) = state.changed() => {}
                         () = sleep_until(due) => {}
                     }
                     continue;
                 }
                 if chunk.is_empty() {
-                    return to.shutdown().await.map_err(|_| End::Reset);
+                    return to.shutdown().await.map_err(|_| CloseMode::Reset);
                 }
                 let cut = now.faults.cut.filter(|cut| cut.direction == direction);
                 let mut limit = cut.map_or(u64::MAX, |cut| cut.after.saturating_sub(passed));
                 if let Some(rate) = now.faults.bytes_per_second {
-                    // In pieces of ten milliseconds, so that it trickles rather than bursts.
+                    // In pieces of ten milliseconds, so that bytes flow steadily and not in bursts.
                     limit = limit.min((rate.get() / 100).max(1));
                 }
                 let piece = &rest[..rest.len().min(usize::try_from(limit).unwrap_or(usize::MAX))];
                 let length = tokio::select! {
                     biased;
-                    Ok(()) = plan.changed(), if !piece.is_empty() => continue,
-                    length = to.write(piece), if !piece.is_empty() => length.map_err(|_| End::Reset)?,
+                    Ok(()) = state.changed(), if !piece.is_empty() => continue,
+                    length = to.write(piece), if !piece.is_empty() => length.map_err(|_| CloseMode::Reset)?,
                     else => 0,
                 };
                 rest = &rest[length..];
                 passed += length as u64;
                 counters.bytes(direction).fetch_add(length as u64, Relaxed);
                 if let Some(cut) = cut.filter(|cut| passed >= cut.after) {
-                    return Err(cut.end);
+                    return Err(cut.mode);
                 }
                 if let Some(rate) = now.faults.bytes_per_second {
                     owed += Duration::from_nanos(1_000_000_000 * length as u64 / rate);
-                    if owed >= TURN {
+                    if owed >= THROTTLE_INTERVAL {
                         (owed, rested) = (Duration::ZERO, Instant::now() + owed);
                     }
                 }
@@ -467,24 +467,24 @@ async fn pump(
     tokio::try_join!(read, write).map(|_| ())
 }
 
-/// Waits while the connection is half-open; returns the plan that lets it go on.
-async fn flowing(plan: &mut watch::Receiver<Plan>) -> Plan {
-    let flowing = plan.wait_for(|plan| !plan.faults.half_open).await.map(|plan| *plan);
-    match flowing {
-        Ok(plan) => plan,
+/// Waits while the connection is half-open. Returns the state under which it continues.
+async fn wait_while_half_open(state: &mut watch::Receiver<ProxyState>) -> ProxyState {
+    let resumed = state.wait_for(|state| !state.faults.half_open).await.map(|state| *state);
+    match resumed {
+        Ok(state) => state,
         // The proxy is being dropped, and this task with it.
         Err(_) => std::future::pending().await,
     }
 }
 
-async fn finish(mut stream: TcpStream, end: End) {
-    match end {
-        End::Reset => {
-            // Without lingering, closing discards what is unsent and resets. A socket that refuses is dead already.
+async fn finish(mut stream: TcpStream, mode: CloseMode) {
+    match mode {
+        CloseMode::Reset => {
+            // With a linger of zero, closing discards unsent bytes and sends a reset. It fails only for a dead socket.
             let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         }
-        End::Close => {
-            // Closing with unread bytes would reset the connection, so they are read before.
+        CloseMode::Graceful => {
+            // Closing with unread bytes would reset the connection, so they are read first.
             let _ = stream.shutdown().await;
             let mut unread = [0; 1024];
             while matches!(stream.read(&mut unread).await, Ok(1..)) {}
@@ -493,16 +493,16 @@ async fn finish(mut stream: TcpStream, end: End) {
 }
 
 /// Counts a connection for as long as it is served.
-struct Open<'a>(&'a Counters);
+struct OpenGuard<'a>(&'a Counters);
 
-impl<'a> Open<'a> {
+impl<'a> OpenGuard<'a> {
     fn count(counters: &'a Counters) -> Self {
         counters.open.fetch_add(1, Relaxed);
         Self(counters)
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenGuard<'_> {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Relaxed);
     }

@@ -214,7 +214,7 @@ impl RedisServer {
         cli.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = spawn_tied(cli).unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {INSTALL_HINT}"));
         let (done, output) = sync_channel(1);
-        // Ends with the server at the latest, because then redis-cli does.
+        // The thread ends at the latest when the server does, because redis-cli exits then.
         thread::spawn(move || done.send(child.wait_with_output()));
         let output = output.recv_timeout(PATIENCE).expect("redis-server answers redis-cli within a minute");
         let output = output.expect("redis-cli can be waited for");
@@ -275,7 +275,7 @@ impl RedisServer {
         let mut process = Process::try_spawn(command)
             .unwrap_or_else(|error| panic!("cannot start redis-server: {error}. {INSTALL_HINT}"));
         wait_until("redis-server answers", PATIENCE, || {
-            if process.exited().is_some() {
+            if process.try_wait().is_some() {
                 let status = process.wait();
                 panic!("redis-server ended with {status} instead of starting:\n{}", process.output());
             }

@@ -3,35 +3,35 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The default deadline of tests: far beyond what a loaded machine needs, so that the condition will never hold if it is reached.
+/// The default timeout of tests. Far longer than a loaded machine needs, so if it is reached, the condition never holds.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
-const POLL: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Blocks until `condition` holds.
 ///
 /// # Panics
 ///
-/// If it does not hold after `deadline`. `what` completes the sentence "timed out waiting until …".
+/// If it does not hold after `timeout`. `what` completes the sentence "timed out waiting until …".
 #[track_caller]
-pub fn wait_until(what: &str, deadline: Duration, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < deadline, "timed out after {deadline:?} waiting until {what}");
-        thread::sleep(POLL);
+        assert!(start.elapsed() < timeout, "timed out after {timeout:?} waiting until {what}");
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Waits until `condition` holds, without blocking the tokio runtime. The deadline is real time even if the clock of the runtime is
+/// Waits until `condition` holds, without blocking the tokio runtime. The timeout is real time even if the clock of the runtime is
 /// paused.
 ///
 /// # Panics
 ///
-/// If it does not hold after `deadline`.
-pub async fn wait_until_async(what: &str, deadline: Duration, mut condition: impl AsyncFnMut() -> bool) {
+/// If it does not hold after `timeout`.
+pub async fn wait_until_async(what: &str, timeout: Duration, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < deadline, "timed out after {deadline:?} waiting until {what}");
-        tokio::time::sleep(POLL).await;
+        assert!(start.elapsed() < timeout, "timed out after {timeout:?} waiting until {what}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -11,7 +11,7 @@ use tidewire_conn::client::{
     TcpConnector,
 };
 use tidewire_conn::codec::{Codec, LengthDelimited};
-use tidewire_testkit::{End, FaultProxy, PATIENCE, wait_until_async};
+use tidewire_testkit::{CloseMode, FaultProxy, PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::server::{Server, frame};
@@ -324,7 +324,7 @@ async fn every_request_ends_once_while_connections_break() {
             if asking.iter().all(tokio::task::JoinHandle::is_finished) {
                 return;
             }
-            proxy.cut(End::Reset);
+            proxy.cut(CloseMode::Reset);
         }
     };
     cutting.await;

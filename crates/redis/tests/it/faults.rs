@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewire_redis::{
     Client, ConnectionError, ConnectionState, Error, Login, Options, RequestOutcome, RequestPhase, WhileDown, commands,
 };
-use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, RedisServer};
+use tidewire_testkit::{CloseMode, Cut, Direction, FaultProxy, Faults, PATIENCE, RedisServer};
 
 fn options(proxy: &FaultProxy) -> Options {
     Options::default()
@@ -113,7 +113,7 @@ async fn wrong_password_is_final() {
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
     assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{status:?}");
-    assert_eq!(proxy.accepted(), 1);
+    assert_eq!(proxy.accepted_connections(), 1);
     works(&Client::start(options(&proxy).login(Login::new("right"))), 2).await;
 }
 
@@ -154,7 +154,7 @@ async fn close_waits_for_requests_in_flight() {
         let client = client.clone();
         async move { ask(&client, 1).await }
     });
-    while proxy.bytes(Direction::ToServer) == 0
+    while proxy.forwarded_bytes(Direction::ToServer) == 0
         || !asked.is_finished() && client.status().borrow().state == ConnectionState::Open
     {
         let closing = client.close(PATIENCE);
@@ -203,8 +203,8 @@ async fn survives_a_thousand_faults() {
         works(&client, 1 << 60 | fault).await;
         let cut = Cut::after(random.u64(0..400), if random.bool() { Direction::ToClient } else { Direction::ToServer });
         match random.u8(0..4) {
-            0 => proxy.cut(End::Reset),
-            1 => proxy.cut(End::Close),
+            0 => proxy.cut(CloseMode::Reset),
+            1 => proxy.cut(CloseMode::Graceful),
             _ => {
                 proxy.inject(Faults::default().cut(cut));
             }

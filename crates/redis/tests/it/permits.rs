@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidewire_redis::{
     Client, ConnectionState, Error, Pipeline, Request, RequestOutcome, RequestPhase, Value, WhenFull, WhileDown,
 };
-use tidewire_testkit::{End, FaultProxy, PATIENCE, RedisServer, wait_until_async};
+use tidewire_testkit::{CloseMode, FaultProxy, PATIENCE, RedisServer, wait_until_async};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::servers::{Scripted, command, greeting, options};
@@ -177,7 +177,7 @@ async fn waiting_requests_fail_or_are_served_when_the_connection_is_lost() {
                 let (client, text) = (client.clone(), format!("{turn}-{number}"));
                 asked.spawn(async move { (client.send(command(&["ECHO", &text])).await, text) });
             }
-            proxy.cut(if turn % 2 == 0 { End::Reset } else { End::Close });
+            proxy.cut(if turn % 2 == 0 { CloseMode::Reset } else { CloseMode::Graceful });
             while let Some(ended) = asked.join_next().await {
                 match ended.unwrap() {
                     (Ok(value), text) => assert_eq!(value, Value::Bulk(text.into())),

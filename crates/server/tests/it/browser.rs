@@ -71,7 +71,7 @@ impl Drop for Browser {
     fn drop(&mut self) {
         // After a failed test; otherwise it has been closed.
         let group = i32::try_from(self.process.pid()).ok().and_then(Pid::from_raw);
-        if let Some(group) = group.filter(|_| self.process.exited().is_none()) {
+        if let Some(group) = group.filter(|_| self.process.try_wait().is_none()) {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }

@@ -11,7 +11,7 @@ fn a_reserved_port_refuses_until_a_server_binds_it() {
     for _ in 0..3 {
         // The listener before may live on in a child that another test has forked and that has yet to exec.
         let mut listener = None;
-        wait_until("somebody listens", PATIENCE, || {
+        wait_until("the port is bound", PATIENCE, || {
             listener = TcpListener::bind(port.addr()).ok();
             listener.is_some()
         });

@@ -20,7 +20,7 @@ fn output_is_captured_line_by_line_from_both_pipes() {
 }
 
 #[test]
-fn a_line_that_never_comes_is_reported_with_what_came_instead() {
+fn missing_line_is_reported_with_the_actual_output() {
     let process = shell("echo all I have to say");
     let panic = panic::catch_unwind(|| process.wait_for_line("something else")).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
@@ -72,7 +72,7 @@ fn a_child_outlives_the_thread_that_started_it() {
 }
 
 #[test]
-fn a_drop_kills_the_process_also_in_a_panic() {
+fn drop_kills_the_process_even_in_a_panic() {
     let process = shell("exec sleep 1000");
     let pid = process.pid();
     let panicked = panic::catch_unwind(panic::AssertUnwindSafe(move || {
@@ -83,7 +83,7 @@ fn a_drop_kills_the_process_also_in_a_panic() {
     assert!(!is_running(pid));
 }
 
-/// The outer test kills or fails its own rerun, in which a server and a child run, and looks for survivors.
+/// The outer test kills or fails its own rerun, which runs a server and a child, and checks that neither survives.
 #[test]
 fn no_child_survives_its_test() {
     const HOW: &str = "HOW_TO_DIE";
@@ -103,7 +103,7 @@ fn no_child_survives_its_test() {
         }
     }
     for how in ["panic", "abort", "exit", "kill"] {
-        // Who dies without unwinding leaves its directory behind; here that goes with ours.
+        // A process that dies without unwinding leaves its temporary directory behind. This one is removed by the outer test.
         let folder = tempfile::tempdir().unwrap();
         let mut command = rerun("process::no_child_survives_its_test");
         command.env(HOW, how).env("TMPDIR", folder.path());
@@ -114,6 +114,6 @@ fn no_child_survives_its_test() {
             test.kill();
         }
         test.wait();
-        wait_until("all it had started is gone", PATIENCE, || pids.iter().all(|&pid| !is_running(pid)));
+        wait_until("its children have ended", PATIENCE, || pids.iter().all(|&pid| !is_running(pid)));
     }
 }

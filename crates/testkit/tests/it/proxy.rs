@@ -4,9 +4,9 @@ use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, Port, wait_until};
+use tidewire_testkit::{CloseMode, Cut, Direction, FaultProxy, Faults, PATIENCE, Port, wait_until};
 
-/// A server that hands its accepted connections to the test.
+/// A listener behind a proxy. The test accepts the connections.
 struct Server {
     listener: TcpListener,
     proxy: FaultProxy,
@@ -23,7 +23,7 @@ impl Server {
         self.proxy.addr()
     }
 
-    /// Both ends of a connection through the proxy.
+    /// Connects through the proxy. Returns both ends.
     fn connect(&self) -> (TcpStream, TcpStream) {
         let client = TcpStream::connect(self.addr()).unwrap();
         (client, self.listener.accept().unwrap().0)
@@ -37,20 +37,20 @@ fn read_all(stream: &mut TcpStream) -> (Vec<u8>, std::io::Result<usize>) {
 }
 
 fn expect(stream: &mut TcpStream, bytes: &[u8]) {
-    let mut heard = vec![0; bytes.len()];
-    stream.read_exact(&mut heard).unwrap();
-    assert_eq!(heard, bytes);
+    let mut received = vec![0; bytes.len()];
+    stream.read_exact(&mut received).unwrap();
+    assert_eq!(received, bytes);
 }
 
-fn silent(stream: &TcpStream) -> bool {
+fn is_silent(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
-    let silent = matches!((&mut &*stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
+    let is_silent = matches!((&mut &*stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
     stream.set_nonblocking(false).unwrap();
-    silent
+    is_silent
 }
 
 #[test]
-fn without_faults_it_is_transparent_to_the_half_close() {
+fn forwards_bytes_and_half_close_without_faults() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
     let megabytes: Vec<u8> = (0..5_000_000_u32).map(|n| (n % 251) as u8).collect();
@@ -66,11 +66,11 @@ fn without_faults_it_is_transparent_to_the_half_close() {
     served.write_all(b"still here").unwrap();
     drop(served);
     assert_eq!(read_all(&mut client).0, b"still here");
-    assert_eq!(server.proxy.bytes(Direction::ToServer), 5_000_000);
-    assert_eq!(server.proxy.bytes(Direction::ToClient), 10);
+    assert_eq!(server.proxy.forwarded_bytes(Direction::ToServer), 5_000_000);
+    assert_eq!(server.proxy.forwarded_bytes(Direction::ToClient), 10);
     drop(client);
-    wait_until("the connection is no longer counted", PATIENCE, || server.proxy.open() == 0);
-    assert_eq!(server.proxy.accepted(), 1);
+    wait_until("the connection is no longer counted", PATIENCE, || server.proxy.open_connections() == 0);
+    assert_eq!(server.proxy.accepted_connections(), 1);
 }
 
 #[test]
@@ -86,11 +86,11 @@ fn cuts_at_exactly_the_nth_byte_in_either_direction() {
             };
             receiver.write_all(b"not counted").unwrap();
             expect(&mut sender, b"not counted");
-            // The sender may find out while it still writes.
+            // The sender may notice while it still writes.
             let sending =
                 thread::spawn(move || sender.write_all(&vec![b'x'; 200_000]).and_then(|()| sender.read(&mut [0])));
-            let (heard, end) = read_all(&mut receiver);
-            assert_eq!(heard.len() as u64, after);
+            let (received, end) = read_all(&mut receiver);
+            assert_eq!(received.len() as u64, after);
             end.expect("an orderly end");
             drop(receiver);
             assert!(matches!(sending.join().unwrap(), Ok(0) | Err(_)), "the sender's side ended too");
@@ -110,9 +110,9 @@ fn a_cut_counts_from_its_injection() {
 }
 
 #[test]
-fn a_reset_is_seen_as_one_by_both_sides() {
+fn both_sides_see_a_reset() {
     let server = Server::start();
-    let cut = Cut::after(1, Direction::ToServer).end(End::Reset);
+    let cut = Cut::after(1, Direction::ToServer).mode(CloseMode::Reset);
     server.proxy.inject(Faults::default().cut(cut));
     let (mut client, mut served) = server.connect();
     client.write_all(b"xyz").unwrap();
@@ -125,7 +125,7 @@ fn a_reset_is_seen_as_one_by_both_sides() {
 fn all_connections_are_cut_on_demand() {
     let server = Server::start();
     let mut pairs: Vec<_> = (0..5).map(|_| server.connect()).collect();
-    server.proxy.cut(End::Close);
+    server.proxy.cut(CloseMode::Graceful);
     for (client, served) in &mut pairs {
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         assert_eq!(served.read(&mut [0]).unwrap(), 0);
@@ -145,9 +145,9 @@ fn half_open_stalls_bytes_and_closes_until_healed() {
     drop(client);
     let mut late = TcpStream::connect(server.addr()).expect("the kernel still accepts");
     late.write_all(b"so is this").unwrap();
-    wait_until("the proxy has taken the late one", PATIENCE, || server.proxy.accepted() == 2);
-    assert!(silent(&served));
-    assert_eq!(server.proxy.bytes(Direction::ToServer), 0);
+    wait_until("the proxy has accepted the late connection", PATIENCE, || server.proxy.accepted_connections() == 2);
+    assert!(is_silent(&served));
+    assert_eq!(server.proxy.forwarded_bytes(Direction::ToServer), 0);
 
     server.proxy.heal();
     assert_eq!(read_all(&mut served).0, b"into the void");
@@ -168,12 +168,12 @@ fn half_open_exerts_backpressure() {
             Ok(length) => written += length,
             Err(error) => break error,
         }
-        assert!(written < 100 << 20, "somebody takes it all");
+        assert!(written < 100 << 20, "the half-open proxy keeps reading");
     };
     assert_eq!(full.kind(), ErrorKind::WouldBlock);
-    // Each order is a turn of the proxy's, in which it would carry what it sees.
+    // Each command wakes the proxy, which would forward any bytes it sees.
     (0..10).for_each(|_| server.proxy.inject(faults));
-    assert_eq!(server.proxy.bytes(Direction::ToServer), 0);
+    assert_eq!(server.proxy.forwarded_bytes(Direction::ToServer), 0);
     assert_eq!((&mut &client).write(&chunk).unwrap_err().kind(), ErrorKind::WouldBlock);
 
     server.proxy.heal();
@@ -207,22 +207,22 @@ fn faults_apply_to_pending_connections() {
     }
     for _ in 0..20 {
         let mut ended = TcpStream::connect(server.addr()).unwrap();
-        server.proxy.cut(End::Reset);
+        server.proxy.cut(CloseMode::Reset);
         assert_eq!(read_all(&mut ended).1.unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
 }
 
 #[test]
 fn a_dead_server_resets_the_client() {
-    let nobody = Port::reserve();
-    let proxy = FaultProxy::start(nobody.addr());
+    let unused = Port::reserve();
+    let proxy = FaultProxy::start(unused.addr());
     let mut client = TcpStream::connect(proxy.addr()).unwrap();
     assert_eq!(read_all(&mut client).1.unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
 /// Only lower bounds are checked: a loaded machine is never too fast.
 #[test]
-fn delay_and_throttle_are_kept() {
+fn delay_and_throttle_are_applied() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
 
@@ -239,7 +239,7 @@ fn delay_and_throttle_are_kept() {
     let start = Instant::now();
     client.write_all(&[b'x'; 10_000]).unwrap();
     expect(&mut served, &[b'x'; 10_000]);
-    // The last piece of a hundredth of a second is paid for after it has arrived.
+    // The pause for the last piece of 10 ms comes after the piece has arrived.
     assert!(start.elapsed() >= Duration::from_millis(90));
 
     server.proxy.heal();
@@ -264,7 +264,7 @@ fn healing_releases_delayed_bytes() {
     let faults = Faults::default().delay(Duration::from_hours(1));
     server.proxy.inject(faults);
     client.write_all(b"late").unwrap();
-    // Each order is a turn of the proxy's, in which it takes what it sees.
+    // Each command wakes the proxy, which reads any bytes it sees.
     (0..10).for_each(|_| server.proxy.inject(faults));
     server.proxy.heal();
     served.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tidewire_testkit::{Process, RedisServer, is_rerun, rerun};
 
-/// Sends inline commands and returns as many lines of answer as were asked for.
+/// Sends inline commands and returns the first `lines` lines of the answer.
 fn talk(stream: &mut (impl Read + Write), commands: &str, lines: usize) -> String {
     stream.write_all(commands.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -51,7 +51,7 @@ fn persisted_data_survives_a_kill() {
 }
 
 #[test]
-fn stop_is_orderly_also_when_paused() {
+fn stop_is_graceful_even_when_paused() {
     let mut redis = RedisServer::options().config("appendonly yes").config("appendfsync no").start();
     redis.cli(["SET", "a", "1"]);
     redis.pause();
@@ -115,9 +115,9 @@ fn tls_with_a_client_certificate() {
         assert_eq!(talk(&mut connect(shown, host), "PING\r\n", 1), "+PONG\r\n");
     }
 
-    let mut nameless = connect(trusting().with_no_client_auth(), "localhost");
-    let refused = nameless.write_all(b"PING\r\n").and_then(|()| nameless.read(&mut [0]));
-    assert!(refused.is_err(), "a client without a certificate was let in");
+    let mut anonymous = connect(trusting().with_no_client_auth(), "localhost");
+    let refused = anonymous.write_all(b"PING\r\n").and_then(|()| anonymous.read(&mut [0]));
+    assert!(refused.is_err(), "a client without a certificate was accepted");
 }
 
 #[test]

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value as Json, json};
-use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, wait_until_async};
+use tidewire_testkit::{CloseMode, Cut, Direction, FaultProxy, Faults, PATIENCE, wait_until_async};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 
@@ -61,7 +61,7 @@ struct Course {
 enum Incident {
     Kill,
     Stop,
-    Cut(End),
+    Cut(CloseMode),
     Inject(Faults),
 }
 
@@ -182,9 +182,9 @@ fn script(chance: &mut Chance, scale: usize) -> Vec<(usize, Incident)> {
     let mut incidents = vec![Incident::Stop];
     incidents.resize(1 + KILLS * scale, Incident::Kill);
     for _ in 0..CUTS * scale {
-        let end = *chance.pick(&[End::Close, End::Reset]);
+        let end = *chance.pick(&[CloseMode::Graceful, CloseMode::Reset]);
         let direction = *chance.pick(&[Direction::ToClient, Direction::ToServer]);
-        let cut = Cut::after(chance.below(20_000) as u64, direction).end(end);
+        let cut = Cut::after(chance.below(20_000) as u64, direction).mode(end);
         incidents.push(match chance.below(4) {
             0 => Incident::Inject(Faults::default().cut(cut)),
             1 => Incident::Inject(Faults::default().half_open(true)),
