@@ -1,5 +1,5 @@
-//! The memory that hostile clients can make the server allocate, measured by an allocator that counts. The clients are in the same
-//! process, so what they send is allocated before the measurement begins, or shared.
+//! The peak memory that hostile clients can make the server allocate, measured by a counting allocator. The clients are in the same
+//! process, so their messages are allocated before the measurement, or shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,39 +11,39 @@ use tidewire_testkit::{CountingAllocator, PATIENCE};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::page::wait_for;
-use crate::raw::{Raw, TEXT, frame};
+use crate::metrics_page::wait_for_metrics;
+use crate::raw::{RawClient, TEXT, frame};
 
-#[allow(dead_code, reason = "this binary needs a part of it")]
-#[path = "it/page.rs"]
-mod page;
-#[allow(dead_code, reason = "this binary needs a part of it")]
+#[allow(dead_code, reason = "this binary uses only a part of it")]
+#[path = "it/metrics_page.rs"]
+mod metrics_page;
+#[allow(dead_code, reason = "this binary uses only a part of it")]
 #[path = "it/raw.rs"]
 mod raw;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The tests measure in turn.
+/// Serializes the tests, which share the allocator.
 static MEASURING: Mutex<()> = Mutex::const_new(());
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// The limit of all connections.
+/// Memory limit of all connections.
 const MAX_BYTES: usize = 16 * MIB;
 const MAX_RESULT_BYTES: usize = MIB;
-/// What the runtime, the tasks of the test and buffers that grow by doubling may take beside the limit.
+/// Allowance for the runtime, the tasks of the test, and buffers that grow by doubling.
 const SLACK: usize = 8 * MIB;
 
-/// A server with small limits, over a store in memory.
-struct Target {
+/// A server with small limits, over an in-memory store.
+struct LimitedServer {
     server: Server,
     store: Store,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Target {
+impl LimitedServer {
     async fn start() -> Self {
         let turn = MEASURING.lock().await;
         let limits = StoreOptions::default().limits(Limits::default().max_result_bytes(MAX_RESULT_BYTES));
@@ -59,7 +59,7 @@ impl Target {
         Self { server, store, _turn: turn }
     }
 
-    /// Fills the bucket with records of about so many bytes.
+    /// Inserts records of about this size into the bucket.
     fn fill(&self, records: usize, bytes: usize) {
         let pad = "x".repeat(bytes.saturating_sub(100));
         for chunk in 0..records / 100 {
@@ -68,24 +68,24 @@ impl Target {
         }
     }
 
-    /// Connections for which the system buffers little.
-    async fn sockets(&self, count: usize) -> Vec<Raw> {
+    /// Opens connections with small receive buffers.
+    async fn sockets(&self, count: usize) -> Vec<RawClient> {
         let mut sockets = Vec::new();
         for _ in 0..count {
-            sockets.push(Raw::small(&self.server).await);
+            sockets.push(RawClient::with_small_buffer(&self.server).await);
         }
         sockets
     }
 
     /// Asserts that the server still serves a client.
-    async fn serves(&self) {
-        let mut raw = Raw::websocket(&self.server).await;
+    async fn assert_serves(&self) {
+        let mut raw = RawClient::websocket(&self.server).await;
         raw.send(r#"{"id":1,"type":"store.buckets"}"#).await;
         assert_eq!(raw.json().await["type"], "result");
     }
 }
 
-/// A measurement of the peak.
+/// A measurement of the peak memory.
 struct Measurement {
     baseline: usize,
 }
@@ -95,10 +95,10 @@ impl Measurement {
         Self { baseline: ALLOCATOR.reset_peak() }
     }
 
-    /// Asserts that at no time more than this was allocated above the baseline.
-    fn is_below(&self, bytes: usize) {
+    /// Asserts that the peak is below this number of bytes above the baseline.
+    fn assert_below(&self, bytes: usize) {
         let peak = ALLOCATOR.peak_bytes().saturating_sub(self.baseline);
-        assert!(peak < bytes, "{} KiB were allocated at one time, at most {} are expected", peak / KIB, bytes / KIB);
+        assert!(peak < bytes, "peak of {} KiB, expected less than {} KiB", peak / KIB, bytes / KIB);
     }
 }
 
@@ -106,14 +106,15 @@ fn request(request: &Json) -> Vec<u8> {
     frame(TEXT, request.to_string().as_bytes())
 }
 
-/// Writes to all sockets at once, and waits until each write has ended. A socket that the server has closed fails it.
-async fn write_to_all(sockets: Vec<Raw>, bytes: Vec<u8>) -> Vec<Raw> {
+/// Writes to all sockets concurrently, and waits for all writes. A write fails if the server has closed the socket.
+async fn write_to_all(sockets: Vec<RawClient>, bytes: Vec<u8>) -> Vec<RawClient> {
     let bytes = Arc::new(bytes);
-    let write = |mut socket: Raw| {
+    let write = |mut socket: RawClient| {
         let bytes = Arc::clone(&bytes);
         tokio::spawn(async move {
-            let _ =
-                tokio::time::timeout(PATIENCE, socket.stream.write_all(&bytes)).await.expect("it is read or closed");
+            let _ = tokio::time::timeout(PATIENCE, socket.stream.write_all(&bytes))
+                .await
+                .expect("the socket must be read or closed");
             socket
         })
     };
@@ -126,76 +127,77 @@ async fn write_to_all(sockets: Vec<Raw>, bytes: Vec<u8>) -> Vec<Raw> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_messages() {
-    let target = Target::start().await;
+async fn unfinished_messages_are_bounded() {
+    let target = LimitedServer::start().await;
     let sockets = target.sockets(64).await;
     let mut message = frame(TEXT, &vec![b'x'; MIB]);
     message.pop();
     let measurement = Measurement::begin();
     let sockets = write_to_all(sockets, message).await;
-    wait_for(&target.server, "connections are closed", |page| {
+    wait_for_metrics(&target.server, "connections are closed", |page| {
         page.get("memory_closed_total") > 40 && page.get("memory_used_bytes") <= MAX_BYTES as u64
     })
     .await;
-    // Connections that are being closed hold their part until their tasks run.
-    measurement.is_below(2 * MAX_BYTES);
-    target.serves().await;
+    // Connections being closed hold their memory until their tasks run.
+    measurement.assert_below(2 * MAX_BYTES);
+    target.assert_serves().await;
     drop(sockets);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_readers_of_large_replies() {
-    let target = Target::start().await;
+async fn unread_large_replies_are_bounded() {
+    let target = LimitedServer::start().await;
     target.fill(100, 9 * KIB);
     let sockets = target.sockets(48).await;
     let requests = request(&json!({"id": 1, "type": "store.all", "bucket": "b"})).repeat(20);
     let measurement = Measurement::begin();
     let sockets = write_to_all(sockets, requests).await;
-    wait_for(&target.server, "connections are closed", |page| {
+    wait_for_metrics(&target.server, "connections are closed", |page| {
         page.requests("store.all", "ok") + page.requests("store.all", "BACKPRESSURE") >= 48
             && page.get("memory_closed_total") > 0
             && page.get("memory_used_bytes") <= MAX_BYTES as u64
     })
     .await;
-    // Connections that are being closed hold their part until their tasks run.
-    measurement.is_below(2 * MAX_BYTES);
-    target.serves().await;
+    // Connections being closed hold their memory until their tasks run.
+    measurement.assert_below(2 * MAX_BYTES);
+    target.assert_serves().await;
     drop(sockets);
 }
 
-/// One client queues no more than 4 MiB of writes, however many it sends: here 30 MiB.
+/// One client queues at most 4 MiB of writes, however many it sends: here 30 MiB.
 #[tokio::test(flavor = "multi_thread")]
-async fn large_writes_behind_a_busy_writer() {
+async fn queued_writes_are_bounded() {
     const WRITES: usize = 500;
-    let target = Target::start().await;
+    let target = LimitedServer::start().await;
     let raw = target.sockets(1).await.pop().unwrap();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let busy = target.store.write(move |_| {
-        // Until the test is done with it, also if it fails.
+        // Until the test drops the sender, even if it fails.
         let _ = released.recv();
         Ok(())
     });
-    // Larger messages are parsed one at a time.
+    // Larger messages would be parsed one at a time.
     let record = json!({"pad": "x".repeat(60 * KIB)});
     let writes = request(&json!({"id": 1, "type": "store.insert", "bucket": "b", "data": record})).repeat(WRITES);
     drop(record);
     let measurement = Measurement::begin();
     let mut raw = raw.split(writes);
-    wait_for(&target.server, "4 MiB are in flight", |page| page.get("memory_used_bytes") > 4 * MIB as u64).await;
-    // A write in the queue is a record with its text, and the rest of the input.
-    measurement.is_below(3 * 4 * MIB + SLACK / 2);
+    wait_for_metrics(&target.server, "4 MiB are in flight", |page| page.get("memory_used_bytes") > 4 * MIB as u64)
+        .await;
+    // A queued write holds a record and its text. The rest is input.
+    measurement.assert_below(3 * 4 * MIB + SLACK / 2);
     drop(release);
     busy.wait().unwrap();
     for _ in 0..WRITES {
         assert_eq!(raw.json().await["type"], "result");
     }
-    wait_for(&target.server, "everything is released", |page| page.get("memory_used_bytes") == 0).await;
+    wait_for_metrics(&target.server, "the memory is released", |page| page.get("memory_used_bytes") == 0).await;
 }
 
 /// Twenty different live queries, each with a result above the limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn subscriptions_to_a_large_bucket() {
-    let target = Target::start().await;
+async fn too_large_subscriptions_are_bounded() {
+    let target = LimitedServer::start().await;
     target.fill(8000, 5 * KIB);
     let mut raw = target.sockets(1).await.pop().unwrap();
     let subscribe = |id: usize| {
@@ -209,13 +211,13 @@ async fn subscriptions_to_a_large_bucket() {
         let reply = raw.json().await;
         assert_eq!((&reply["id"], &reply["code"]), (&json!(id), &json!("TOO_LARGE")));
     }
-    measurement.is_below(4 * MAX_RESULT_BYTES + SLACK);
+    measurement.assert_below(4 * MAX_RESULT_BYTES + SLACK);
 }
 
-/// Twenty live queries whose window is small, over a bucket that is large.
+/// Twenty live queries with a small window of a large bucket.
 #[tokio::test(flavor = "multi_thread")]
-async fn windows_of_a_large_bucket() {
-    let target = Target::start().await;
+async fn windowed_subscriptions_are_bounded() {
+    let target = LimitedServer::start().await;
     target.fill(8000, 5 * KIB);
     let mut raw = target.sockets(1).await.pop().unwrap();
     let subscribe = |id: usize| {
@@ -228,18 +230,18 @@ async fn windows_of_a_large_bucket() {
     for id in 0..20 {
         assert_eq!(raw.json().await["id"], id);
     }
-    measurement.is_below(2 * MAX_BYTES);
+    measurement.assert_below(2 * MAX_BYTES);
 }
 
-/// The memory of costly reads: each thread of the pool may take the limit of a result, and four times as much to build it.
+/// The memory of expensive reads: each thread of the pool may use the result limit, and four times as much to build the result.
 fn pool_bytes() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (2 * cores).clamp(4, 32) * 5 * MAX_RESULT_BYTES
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sorts_of_a_large_bucket() {
-    let target = Target::start().await;
+async fn sorts_of_a_large_bucket_are_bounded() {
+    let target = LimitedServer::start().await;
     target.fill(8000, 5 * KIB);
     let sockets = target.sockets(8).await;
     let query =
@@ -249,13 +251,13 @@ async fn sorts_of_a_large_bucket() {
     for mut socket in sockets {
         assert_eq!(socket.json().await["data"].as_array().unwrap().len(), 10);
     }
-    measurement.is_below(pool_bytes() + SLACK);
+    measurement.assert_below(pool_bytes() + SLACK);
 }
 
-/// As many groups as records.
+/// One group per record.
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_of_a_large_bucket() {
-    let target = Target::start().await;
+async fn groups_of_a_large_bucket_are_bounded() {
+    let target = LimitedServer::start().await;
     target.fill(8000, 5 * KIB);
     let sockets = target.sockets(8).await;
     let aggregate = json!({"function": "count", "groupBy": ["id", "pad"]});
@@ -265,5 +267,5 @@ async fn groups_of_a_large_bucket() {
     for mut socket in sockets {
         assert_eq!(socket.json().await["code"], "TOO_LARGE");
     }
-    measurement.is_below(pool_bytes() + SLACK);
+    measurement.assert_below(pool_bytes() + SLACK);
 }

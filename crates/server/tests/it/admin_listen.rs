@@ -1,4 +1,4 @@
-//! The address for administrators: `/metrics` and the details of `/health`, apart from the port of clients.
+//! The admin address: `/metrics` and the details of `/health`, separate from the port for clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use tidewire::{Server, ServerOptions, StartError};
 use tidewire_store::{Store, StoreOptions};
 use tokio::net::TcpStream;
 
-use crate::client::{Client, is_left_with, notes, options, serve, serve_store};
+use crate::client::{Client, notes_config, options, serve, serve_store, wait_for_connections};
 use crate::faulty_disk::FaultyDisk;
-use crate::raw::{Raw, handshake};
+use crate::raw::{RawClient, handshake};
 
 fn with_admin() -> ServerOptions {
     options().admin_listen(([127, 0, 0, 1], 0))
@@ -19,7 +19,7 @@ fn with_admin() -> ServerOptions {
 
 /// The status and body of a page.
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut raw = Raw::connect_to(address).await;
+    let mut raw = RawClient::connect_to(address).await;
     raw.write(format!("GET {path} HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").as_bytes()).await;
     let (status, _, body) = raw.response().await;
     (status, body)
@@ -37,7 +37,7 @@ async fn metrics_and_details_are_served_on_the_admin_address_only() {
     assert_eq!(status, 404);
     assert!(!text.contains("metrics"), "{text}");
     let mut client = Client::connect(&server).await;
-    client.ask("store.buckets", json!({})).await;
+    client.call("store.buckets", json!({})).await;
 
     let (status, page) = get(admin, "/metrics").await;
     assert_eq!(status, 200);
@@ -47,11 +47,11 @@ async fn metrics_and_details_are_served_on_the_admin_address_only() {
     assert_eq!((status, &health["status"]), (200, &json!("ok")));
     assert!(health["uptimeMs"].is_u64() && health["version"].is_string(), "{health}");
 
-    // It is no way in for clients.
-    let mut raw = Raw::connect_to(admin).await;
+    // Clients cannot connect to it.
+    let mut raw = RawClient::connect_to(admin).await;
     raw.write(handshake("/", "").as_bytes()).await;
     assert_eq!(raw.response().await.0, 404);
-    is_left_with(&server, 1).await;
+    wait_for_connections(&server, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,37 +63,37 @@ async fn without_an_admin_address_one_port_serves_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_public_port_does_not_tell_why_the_server_fails() {
+async fn public_health_hides_the_cause_of_a_failure() {
     let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
     let opened = Store::open_on(Arc::new(disk.clone()), &dir.path().join("data"), StoreOptions::default());
     let (store, _) = opened.unwrap();
-    store.define_bucket("notes", notes()).wait().unwrap();
+    store.define_bucket("notes", notes_config()).wait().unwrap();
     let server = serve_store(store, with_admin()).await;
     disk.fail_syncs();
     let mut client = Client::connect(&server).await;
-    client.fail("store.insert", json!({"bucket": "notes", "data": {"text": "ebb"}})).await;
+    client.call_err("store.insert", json!({"bucket": "notes", "data": {"text": "ebb"}})).await;
     assert_eq!(get(server.address(), "/health").await, (503, r#"{"status":"unavailable"}"#.to_owned()));
     let (status, health) = get(server.admin_address().unwrap(), "/health").await;
     assert!(status == 503 && health.contains("disk has failed"), "{health}");
 }
 
-/// Each port has its own limit of sockets.
+/// Each port has its own limit on sockets.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_one_port_leaves_the_other_one_alone() {
+async fn flooding_one_port_does_not_affect_the_other() {
     let server = serve(with_admin()).await;
     let admin = server.admin_address().unwrap();
     let mut idle = Vec::new();
     for _ in 0..32 {
-        idle.push(Raw::connect_to(admin).await);
+        idle.push(RawClient::connect_to(admin).await);
     }
-    let mut refused = Raw::connect_to(admin).await;
+    let mut refused = RawClient::connect_to(admin).await;
     assert_eq!(refused.head().await.0, 503);
     assert_eq!(get(server.address(), "/health").await.0, 200);
     drop(idle);
 
     let server = serve(with_admin().max_connections(1)).await;
-    let idle = Raw::connect(&server).await;
-    let mut refused = Raw::connect(&server).await;
+    let idle = RawClient::connect(&server).await;
+    let mut refused = RawClient::connect(&server).await;
     assert_eq!(refused.head().await.0, 503);
     let (status, page) = get(server.admin_address().unwrap(), "/metrics").await;
     assert_eq!(status, 200);
@@ -102,23 +102,23 @@ async fn a_flood_of_one_port_leaves_the_other_one_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_peers_are_cut_off_and_pages_of_strangers_refused() {
+async fn admin_port_disconnects_slow_peers_and_rejects_foreign_origins() {
     let server = serve(with_admin().handshake_timeout(Duration::from_millis(50))).await;
     let admin = server.admin_address().unwrap();
-    let mut slow = Raw::connect_to(admin).await;
+    let mut slow = RawClient::connect_to(admin).await;
     slow.write(b"GET /metrics HTTP/1.1\r\n").await;
-    while slow.more().await {}
-    let mut page = Raw::connect_to(admin).await;
+    while slow.read_some().await {}
+    let mut page = RawClient::connect_to(admin).await;
     page.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nOrigin: https://evil.example\r\n\r\n").await;
     assert_eq!(page.response().await.0, 403);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_ends_with_the_server() {
+async fn admin_port_closes_with_the_server() {
     for is_graceful in [true, false] {
         let server = serve(with_admin()).await;
         let admin = server.admin_address().unwrap();
-        let mut idle = Raw::connect_to(admin).await;
+        let mut idle = RawClient::connect_to(admin).await;
         idle.write(b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n").await;
         assert_eq!(idle.response().await.0, 200);
         if is_graceful {
@@ -126,7 +126,7 @@ async fn it_ends_with_the_server() {
         } else {
             drop(server);
         }
-        assert!(!idle.more().await);
+        assert!(!idle.read_some().await);
         tidewire_testkit::wait_until_async("the port is closed", tidewire_testkit::PATIENCE, async || {
             TcpStream::connect(admin).await.is_err()
         })

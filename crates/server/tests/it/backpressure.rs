@@ -1,4 +1,4 @@
-//! Clients that ask or are told more than they read. They cost what they may cost, and nobody waits for them.
+//! Backpressure: a client that does not read is limited in what it costs, and delays no other client.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -11,18 +11,18 @@ use tidewire::{Backpressure, Heartbeat, Server, ServerOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::client::{Client, is_left_with, options, serve};
-use crate::gate::{Gate, Gated};
-use crate::house::{House, object, only, own_rows, tokens, user};
-use crate::page::metric;
-use crate::raw::{Raw, TEXT, frame};
+use crate::client::{Client, options, serve, wait_for_connections};
+use crate::gate::{Gate, GatedQuery};
+use crate::metrics_page::metric;
+use crate::raw::{RawClient, TEXT, frame};
+use crate::test_server::{TestServer, allow_only, object, own_rows, tokens, user};
 
 fn small(max_buffered_bytes: usize, high_water_mark: f64) -> ServerOptions {
     options()
         .backpressure(Backpressure::default().max_buffered_bytes(max_buffered_bytes).high_water_mark(high_water_mark))
 }
 
-/// Whoever writes: numbered records with so many bytes of padding.
+/// A client that writes numbered records with padding.
 struct Writer {
     client: Client,
     pad: String,
@@ -33,15 +33,15 @@ impl Writer {
     async fn new(server: &Server, pad: usize) -> Self {
         let mut client = Client::connect(server).await;
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
-        client.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
+        client.call("store.defineBucket", json!({"name": "b", "config": config})).await;
         Self { client, pad: "x".repeat(pad), written: 0 }
     }
 
-    /// Writes the next version of a record. It is answered, whoever does not read.
+    /// Writes the next version of a record, and waits for the reply.
     async fn write(&mut self, key: &str) {
         self.written += 1;
         let data = json!({"id": key, "n": self.written, "pad": self.pad});
-        self.client.ask("store.upsert", json!({"bucket": "b", "data": data})).await;
+        self.client.call("store.upsert", json!({"bucket": "b", "data": data})).await;
     }
 
     async fn write_until(&mut self, key: &str, condition: impl AsyncFn() -> bool) {
@@ -51,11 +51,11 @@ impl Writer {
                 return;
             }
         }
-        panic!("so much was written, and it made no difference");
+        panic!("the condition never held");
     }
 }
 
-async fn subscribe(raw: &mut Raw, id: u64, more: &Json) {
+async fn subscribe(raw: &mut RawClient, id: u64, more: &Json) {
     let mut request = json!({"id": id, "type": "store.subscribe", "config": {"bucket": "b"}});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     raw.send(&request.to_string()).await;
@@ -64,49 +64,49 @@ async fn subscribe(raw: &mut Raw, id: u64, more: &Json) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscriber_that_stops_reading_gets_the_newest_when_it_reads_again() {
+async fn stalled_subscriber_gets_the_newest_result_when_it_reads_again() {
     let server = serve(options()).await;
     let mut writer = Writer::new(&server, 16_000).await;
-    let mut healthy = Raw::websocket(&server).await;
+    let mut healthy = RawClient::websocket(&server).await;
     subscribe(&mut healthy, 1, &json!({})).await;
-    let mut stalled = Raw::small(&server).await;
+    let mut stalled = RawClient::with_small_buffer(&server).await;
     subscribe(&mut stalled, 1, &json!({})).await;
     let (server, mut last) = (&server, 0);
     for _ in 0..3 {
         let before = metric(server, "pushes_replaced_total").await;
         writer.write_until("x", async || metric(server, "pushes_replaced_total").await > before + 50).await;
     }
-    // Nobody else is kept waiting.
+    // Other subscribers are not delayed.
     while last < writer.written {
         last = healthy.json().await["data"][0]["n"].as_u64().unwrap();
     }
-    is_left_with(server, 3).await;
+    wait_for_connections(server, 3).await;
     let (mut pushes, mut last) = (0, 0);
     while last < writer.written {
         let push = stalled.json().await;
         assert_eq!(push["type"], "push");
         let seen = push["data"][0]["n"].as_u64().unwrap();
-        assert!(seen > last, "none is older than the one before");
+        assert!(seen > last, "results must not go back");
         (pushes, last) = (pushes + 1, seen);
     }
     assert!(pushes < writer.written - 100, "{pushes} of {}", writer.written);
-    // It hears of everything from now on.
+    // From now on it receives every push.
     writer.write("x").await;
     assert_eq!(stalled.json().await["data"][0]["n"], json!(writer.written));
     assert_eq!(server.stats().slow_consumers, 0);
     drop((healthy, stalled));
-    is_left_with(server, 1).await;
+    wait_for_connections(server, 1).await;
     assert_eq!(server.stats().subscriptions, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_many_subscriptions_that_nobody_reads_end_the_connection() {
+async fn too_many_unread_subscriptions_disconnect_a_slow_consumer() {
     let server = serve(small(64 * 1024, 0.8)).await;
     let mut writer = Writer::new(&server, 1000).await;
     writer.write("x").await;
-    let mut healthy = Raw::websocket(&server).await;
+    let mut healthy = RawClient::websocket(&server).await;
     subscribe(&mut healthy, 1, &json!({})).await;
-    let mut stalled = Raw::small(&server).await;
+    let mut stalled = RawClient::with_small_buffer(&server).await;
     for id in 0..5 {
         subscribe(&mut stalled, id, &json!({})).await;
     }
@@ -114,7 +114,7 @@ async fn too_many_subscriptions_that_nobody_reads_end_the_connection() {
     let server = &server;
     writer.write_until("x", async || server.stats().slow_consumers == 1).await;
     assert_eq!(stalled.closed().await, (4008, "slow_consumer".to_owned()));
-    is_left_with(server, 2).await;
+    wait_for_connections(server, 2).await;
     assert_eq!(server.stats().subscriptions, 1);
     assert_eq!(server.stats().slow_consumers, 1);
     writer.write("x").await;
@@ -125,29 +125,29 @@ async fn too_many_subscriptions_that_nobody_reads_end_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_does_not_even_read_that_it_is_closed_is_given_up() {
+async fn client_that_reads_no_close_frame_is_disconnected() {
     let interval = std::time::Duration::from_millis(300);
     let heartbeat = Heartbeat::default().interval(interval).timeout(interval);
     let server = serve(small(64 * 1024, 0.8).heartbeat(heartbeat)).await;
-    let mut stalled = Raw::small(&server).await;
+    let mut stalled = RawClient::with_small_buffer(&server).await;
     stalled.send(r#"{"id":1,"type":"store.defineBucket","name":"b","config":{"key":"id","schema":{"id":{"type":"string"}}}}"#).await;
     assert_eq!(stalled.json().await["type"], "result");
     subscribe(&mut stalled, 2, &json!({})).await;
-    // It asks for more than the system keeps, and reads none of it.
-    let asked = frame(TEXT, json!({"id": 1, "type": "server.stats"}).to_string().as_bytes()).repeat(1000);
-    let gone = async { while stalled.stream.write_all(&asked).await.is_ok() {} };
-    tokio::time::timeout(PATIENCE, gone).await.expect("it is cut off");
-    is_left_with(&server, 0).await;
+    // It requests more than the socket buffers hold, and reads nothing.
+    let requests = frame(TEXT, json!({"id": 1, "type": "server.stats"}).to_string().as_bytes()).repeat(1000);
+    let gone = async { while stalled.stream.write_all(&requests).await.is_ok() {} };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the client is disconnected");
+    wait_for_connections(&server, 0).await;
     assert_eq!(server.stats().subscriptions, 0);
     assert_eq!(metric(&server, "heartbeats_missed_total").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_above_the_mark_are_not_run_and_say_so() {
+async fn requests_above_the_high_water_mark_are_rejected_and_not_run() {
     let server = serve(small(512 * 1024, 0.02)).await;
     let mut writer = Writer::new(&server, 1000).await;
     writer.write("x").await;
-    let mut stalled = Raw::small(&server).await;
+    let mut stalled = RawClient::with_small_buffer(&server).await;
     for id in 0..20 {
         subscribe(&mut stalled, id, &json!({})).await;
     }
@@ -161,7 +161,7 @@ async fn requests_above_the_mark_are_not_run_and_say_so() {
             )
             .await;
     }
-    let mut refused = 0;
+    let mut rejected = 0;
     for id in 100..105 {
         let reply = loop {
             let message = stalled.json().await;
@@ -170,15 +170,15 @@ async fn requests_above_the_mark_are_not_run_and_say_so() {
             }
         };
         assert_eq!(reply["id"], json!(id), "{reply}");
-        let is_refused = reply["code"] == "BACKPRESSURE";
-        assert!(is_refused || reply["type"] == "result", "{reply}");
-        let there = writer.client.ask("store.get", json!({"bucket": "b", "key": format!("s{id}")})).await;
-        assert_eq!(there.is_null(), is_refused, "what is refused is not run");
-        refused += u64::from(is_refused);
+        let is_rejected = reply["code"] == "BACKPRESSURE";
+        assert!(is_rejected || reply["type"] == "result", "{reply}");
+        let record = writer.client.call("store.get", json!({"bucket": "b", "key": format!("s{id}")})).await;
+        assert_eq!(record.is_null(), is_rejected, "a rejected request must not run");
+        rejected += u64::from(is_rejected);
     }
-    assert!(refused > 0);
-    assert_eq!(metric(server, "requests_backpressure_total").await, refused);
-    // When it has read, it is served.
+    assert!(rejected > 0);
+    assert_eq!(metric(server, "requests_backpressure_total").await, rejected);
+    // It is served again once it has read.
     stalled.send(r#"{"id":200,"type":"store.buckets"}"#).await;
     loop {
         let message = stalled.json().await;
@@ -190,42 +190,42 @@ async fn requests_above_the_mark_are_not_run_and_say_so() {
             stalled.send(r#"{"id":200,"type":"store.buckets"}"#).await;
         }
     }
-    is_left_with(server, 2).await;
+    wait_for_connections(server, 2).await;
     assert_eq!(server.stats().slow_consumers, 0);
 }
 
-/// What a client knows that applies deltas.
-fn apply(known: &mut BTreeMap<String, Json>, data: &Json) -> bool {
+/// Applies a delta or a reset to the records that a client holds. Returns whether it was a reset.
+fn apply(records: &mut BTreeMap<String, Json>, data: &Json) -> bool {
     let key = |record: &Json| record["id"].as_str().unwrap().to_owned();
     let reset = data.get("reset").and_then(Json::as_array);
-    if let Some(records) = reset {
-        *known = records.iter().map(|record| (key(record), record.clone())).collect();
+    if let Some(snapshot) = reset {
+        *records = snapshot.iter().map(|record| (key(record), record.clone())).collect();
         return true;
     }
     for part in ["added", "changed"] {
         for record in data[part].as_array().unwrap() {
-            known.insert(key(record), record.clone());
+            records.insert(key(record), record.clone());
         }
     }
     for key in data["removed"].as_array().unwrap() {
-        known.remove(key.as_str().unwrap());
+        records.remove(key.as_str().unwrap());
     }
     false
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deltas_are_held_back_and_then_replaced_by_the_whole() {
+async fn held_back_deltas_are_replaced_by_a_snapshot() {
     let server = serve(small(64 * 1024, 0.5)).await;
     let mut writer = Writer::new(&server, 16_000).await;
-    let mut stalled = Raw::small(&server).await;
+    let mut stalled = RawClient::with_small_buffer(&server).await;
     subscribe(&mut stalled, 1, &json!({"mode": "delta"})).await;
     let server = &server;
     writer.write_until("x", async || metric(server, "pushes_held_back_total").await > 0).await;
     for number in 0..200 {
         writer.write(&format!("k{}", number % 5)).await;
     }
-    writer.client.ask("store.delete", json!({"bucket": "b", "key": "k3"})).await;
-    let all = writer.client.ask("store.all", json!({"bucket": "b"})).await;
+    writer.client.call("store.delete", json!({"bucket": "b", "key": "k3"})).await;
+    let all = writer.client.call("store.all", json!({"bucket": "b"})).await;
     let all: BTreeMap<String, Json> = all
         .as_array()
         .unwrap()
@@ -239,21 +239,21 @@ async fn deltas_are_held_back_and_then_replaced_by_the_whole() {
         resets += usize::from(apply(&mut known, &push["data"]));
     }
     assert!(resets > 0);
-    // Then deltas come again.
+    // After that, deltas are sent again.
     writer.write("y").await;
     assert!(!apply(&mut known, &stalled.json().await["data"]));
     assert_eq!(known["y"]["n"], json!(writer.written));
     assert_eq!(server.stats().slow_consumers, 0);
     drop(stalled);
-    is_left_with(server, 1).await;
+    wait_for_connections(server, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_result_may_be_longer_than_all_that_may_wait() {
+async fn result_may_exceed_the_push_buffer_limit() {
     let server = serve(small(4096, 0.8)).await;
     let mut writer = Writer::new(&server, 100_000).await;
     for mode in [json!({}), json!({"mode": "delta"})] {
-        let mut reader = Raw::websocket(&server).await;
+        let mut reader = RawClient::websocket(&server).await;
         subscribe(&mut reader, 1, &mode).await;
         for _ in 0..20 {
             writer.write("x").await;
@@ -265,11 +265,11 @@ async fn one_result_may_be_longer_than_all_that_may_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_follows_its_own_writes_is_no_slow_consumer() {
+async fn subscriber_of_its_own_writes_is_not_a_slow_consumer() {
     for mode in [json!({}), json!({"mode": "delta"})] {
         let server = serve(small(64 * 1024, 0.8)).await;
         let _writer = Writer::new(&server, 0).await;
-        let mut raw = Raw::websocket(&server).await;
+        let mut raw = RawClient::websocket(&server).await;
         subscribe(&mut raw, 0, &mode).await;
         let pad = "x".repeat(40_000);
         let mut bytes = Vec::new();
@@ -288,7 +288,7 @@ async fn a_client_that_follows_its_own_writes_is_no_slow_consumer() {
                     .iter()
                     .find_map(|part| data.get(part).filter(|part| part.get(0).is_some()));
                 seen = records.unwrap_or(data)[0]["n"].as_u64().unwrap();
-                assert!(seen <= answered, "its own write is answered first");
+                assert!(seen <= answered, "a write is answered before its push");
             } else {
                 answered += 1;
                 assert_eq!(
@@ -304,7 +304,7 @@ async fn a_client_that_follows_its_own_writes_is_no_slow_consumer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_requests_is_answered_in_order_when_it_is_read() {
+async fn pipelined_requests_are_answered_in_order() {
     let server = serve(options()).await;
     let mut writer = Writer::new(&server, 2_000).await;
     writer.write("x").await;
@@ -316,51 +316,52 @@ async fn a_flood_of_requests_is_answered_in_order_when_it_is_read() {
         ));
     }
     let before = server.stats().requests;
-    let mut reader = Raw::small(&server).await.split(bytes);
-    // As long as nothing is read, not much is done.
+    let mut reader = RawClient::with_small_buffer(&server).await.split(bytes);
+    // While the client does not read, the server handles only part of the requests.
     let (mut last, mut same) = (0, 0);
-    wait_until_async("no more is done", PATIENCE, async || {
+    wait_until_async("no more requests are handled", PATIENCE, async || {
         let now = server.stats().requests - before;
         same = if now == last && now > 0 { same + 1 } else { 0 };
         last = now;
         same == 50
     })
     .await;
-    assert!(last < 9_000, "{last} of 10 000 are handled, and 20 MB wait");
+    assert!(last < 9_000, "{last} of 10 000 requests were handled while the client did not read");
     writer.write("y").await;
     for id in 0..10_000 {
         let reply = reader.json().await;
         assert_eq!((&reply["id"], &reply["type"]), (&json!(id), &json!("result")));
     }
     drop(reader);
-    is_left_with(&server, 1).await;
+    wait_for_connections(&server, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_that_is_cancelled_while_it_is_refreshed_does_not_stop_the_others() {
+async fn cancelling_a_subscription_during_its_refresh_does_not_stop_others() {
     let gate = Arc::new(Gate::default());
-    let gated = Gated { bucket: "p", gate: Arc::clone(&gate), owner: None };
+    let gated = GatedQuery { bucket: "p", gate: Arc::clone(&gate), owner: None };
     let server = &serve(small(4096, 1.0).query("gated", gated)).await;
     let mut writer = Writer::new(server, 20_000).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
     for bucket in ["p", "q"] {
-        writer.client.ask("store.defineBucket", json!({"name": bucket, "config": config})).await;
+        writer.client.call("store.defineBucket", json!({"name": bucket, "config": config})).await;
     }
-    let mut slow = Raw::small(server).await;
+    let mut slow = RawClient::with_small_buffer(server).await;
     subscribe(&mut slow, 1, &json!({})).await;
     subscribe(&mut slow, 2, &json!({"query": "gated", "config": null})).await;
     subscribe(&mut slow, 3, &json!({"config": {"bucket": "q"}})).await;
     let before = metric(server, "pushes_replaced_total").await;
     writer.write_until("x", async || metric(server, "pushes_replaced_total").await > before + 5).await;
-    // Neither result fits beside the one that waits: first the programmatic query is behind, and then the other.
+    // Neither result fits into the buffer with the one already queued. First the programmatic query falls behind, then the other.
     for (bucket, behind) in [("p", 1), ("q", 2)] {
         let data = json!({"id": "a", "pad": "x".repeat(5000)});
-        writer.client.ask("store.insert", json!({"bucket": bucket, "data": data})).await;
+        writer.client.call("store.insert", json!({"bucket": bucket, "data": data})).await;
         let is_behind = async || metric(server, "pushes_held_back_total").await >= behind;
-        wait_until_async("it is behind", PATIENCE, is_behind).await;
+        wait_until_async("the subscription is behind", PATIENCE, is_behind).await;
     }
     let shut = gate.shut();
-    let mut refreshed = pin!(wait_until_async("the first is refreshed", PATIENCE, async || gate.waiting() > 0));
+    let mut refreshed =
+        pin!(wait_until_async("the programmatic query is refreshed", PATIENCE, async || gate.waiting() > 0));
     loop {
         tokio::select! {
             () = &mut refreshed => break,
@@ -381,20 +382,20 @@ async fn a_subscription_that_is_cancelled_while_it_is_refreshed_does_not_stop_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_result_of_the_previous_login_follows_the_reply_to_a_login() {
+async fn no_result_of_the_previous_session_is_sent_after_a_login() {
     const LIMIT: usize = 4 << 20;
     let gate = Arc::new(Gate::default());
     let auth = tokens([user("ann", &["member"]), user("bob", &["member"])]);
-    let auth = only(auth, [own_rows("member"), Rule::new("member", ["store.*"]).on_buckets(["b"])]);
-    let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: Some("bob") };
+    let auth = allow_only(auth, [own_rows("member"), Rule::new("member", ["store.*"]).on_buckets(["b"])]);
+    let mine = GatedQuery { bucket: "notes", gate: Arc::clone(&gate), owner: Some("bob") };
     let options = small(LIMIT, 1.0).max_result_bytes(2 * LIMIT).auth(auth).query("mine", mine);
-    let house = House::open_with(options).await;
-    house.bucket("b", []).await;
-    // The result of the second user does not fit beside anything else.
+    let test = TestServer::start_with(options).await;
+    test.bucket("b", []).await;
+    // The result of the second user does not fit into the buffer with anything else.
     let big = |id: u64| json!({"id": id.to_string(), "owner": "bob", "pad": "x".repeat(LIMIT / 5 - 500)});
-    house.bucket("notes", (0..5).map(big)).await;
-    let server = &house.server;
-    let mut slow = Raw::small(server).await;
+    test.bucket("notes", (0..5).map(big)).await;
+    let server = &test.server;
+    let mut slow = RawClient::with_small_buffer(server).await;
     slow.send(r#"{"id":0,"type":"auth.login","token":"ann"}"#).await;
     assert_eq!(slow.json().await["type"], "result");
     subscribe(&mut slow, 1, &json!({"query": "mine", "config": null})).await;
@@ -404,7 +405,7 @@ async fn no_result_of_the_previous_login_follows_the_reply_to_a_login() {
     let replaced = async || metric(server, "pushes_replaced_total").await;
     let write = async |bucket: &'static str, n: u64, pad: usize| {
         let record = json!({"id": "x", "owner": "ann", "n": n, "pad": "x".repeat(pad)});
-        house.write(move |draft| draft.upsert(bucket, object(record))).await;
+        test.write(move |draft| draft.upsert(bucket, object(record))).await;
     };
     let mut written = 0;
     for (bucket, pad, more) in [("b", 40_000, 90), ("notes", 10, 1)] {
@@ -414,12 +415,12 @@ async fn no_result_of_the_previous_login_follows_the_reply_to_a_login() {
             write(bucket, written, pad).await;
         }
     }
-    // A result of the first user waits now, behind all the others. The second user logs in while it waits.
+    // A result of the first user is now queued behind all others. The second user logs in meanwhile.
     let shut = gate.shut();
     slow.send(r#"{"id":100,"type":"auth.login","token":"bob"}"#).await;
-    let is_begun = async || wait_until_async("the login is begun", PATIENCE, async || gate.waiting() > 0).await;
+    let is_begun = async || wait_until_async("the login has started", PATIENCE, async || gate.waiting() > 0).await;
     while tokio::time::timeout(Duration::from_millis(20), is_begun()).await.is_err() {
-        assert_ne!(slow.json().await["subscriptionId"], "sub-1", "the others come first");
+        assert_ne!(slow.json().await["subscriptionId"], "sub-1", "the other results come first");
     }
     drop(shut);
     let is_held_back = async || metric(server, "pushes_held_back_total").await > 0;

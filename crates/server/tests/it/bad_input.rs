@@ -1,4 +1,4 @@
-//! What no proper client sends. It costs that connection at most, and nobody else anything.
+//! Invalid input. It affects at most its own connection.
 
 use std::fmt::Write as _;
 
@@ -7,33 +7,33 @@ use tidewire::Server;
 use tidewire::auth::Auth;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
-use crate::client::{Client, Tokens, is_left_with, options, serve};
-use crate::raw::{CLOSE, Raw, TEXT, frame};
+use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
+use crate::raw::{CLOSE, RawClient, TEXT, frame};
 
-/// Another connection, which has to work whatever happens.
+/// Another connection, which must not be affected.
 struct Bystander(Client);
 
 impl Bystander {
     async fn new(server: &Server) -> Self {
         let mut client = Client::connect(server).await;
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
-        client.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
-        client.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+        client.call("store.defineBucket", json!({"name": "b", "config": config})).await;
+        client.call("store.subscribe", json!({"config": {"bucket": "b"}})).await;
         Self(client)
     }
 
-    /// It is served, it hears of what it does, and it is the only one that is left.
+    /// Checks that it is served and receives pushes, and that it is the only connection left.
     async fn is_well(&mut self, server: &Server) {
-        self.0.ask("store.insert", json!({"bucket": "b", "data": {"id": "here"}})).await;
+        self.0.call("store.insert", json!({"bucket": "b", "data": {"id": "here"}})).await;
         assert_eq!(self.0.push().await["data"][0]["id"], "here");
-        self.0.ask("store.delete", json!({"bucket": "b", "key": "here"})).await;
+        self.0.call("store.delete", json!({"bucket": "b", "key": "here"})).await;
         assert_eq!(self.0.push().await["data"], json!([]));
-        is_left_with(server, 1).await;
+        wait_for_connections(server, 1).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frames_that_break_the_protocol() {
+async fn protocol_violations_close_the_connection_with_their_code() {
     let server = serve(options()).await;
     let mut bystander = Bystander::new(&server).await;
     let long_control = frame(0x89, &[b'x'; 126]);
@@ -44,23 +44,23 @@ async fn frames_that_break_the_protocol() {
     let many: Vec<u8> =
         std::iter::once(frame(0x01, b"x")).chain((0..1024).map(|_| frame(0x00, b"x"))).flatten().collect();
     let split_text = [frame(0x01, b"\xe6\xbd"), frame(0x80, b"x")].concat();
-    for (what, bytes, code) in [
-        ("a reserved bit", frame(0xc1, text), 1002),
-        ("another", frame(0xa1, text), 1002),
-        ("the third", frame(0x91, text), 1002),
+    for (violation, bytes, code) in [
+        ("reserved bit 1", frame(0xc1, text), 1002),
+        ("reserved bit 2", frame(0xa1, text), 1002),
+        ("reserved bit 3", frame(0x91, text), 1002),
         ("no mask", unmasked, 1002),
-        ("an opcode that is none", frame(0x83, text), 1002),
-        ("a control opcode that is none", frame(0x8b, b""), 1002),
-        ("a ping in fragments", frame(0x09, b"x"), 1002),
-        ("a close in fragments", frame(0x08, b""), 1002),
+        ("an unknown opcode", frame(0x83, text), 1002),
+        ("an unknown control opcode", frame(0x8b, b""), 1002),
+        ("a fragmented ping", frame(0x09, b"x"), 1002),
+        ("a fragmented close", frame(0x08, b""), 1002),
         ("a long ping", long_control, 1002),
-        ("a continuation of nothing", frame(0x80, text), 1002),
+        ("a continuation without a message", frame(0x80, text), 1002),
         ("a message within another", continued_twice, 1002),
-        ("a length in too many bytes", vec![TEXT, 0xfe, 0, 5, 1, 2, 3, 4], 1002),
-        ("a length with its highest bit", vec![TEXT, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 4], 1002),
+        ("a length that is not minimal", vec![TEXT, 0xfe, 0, 5, 1, 2, 3, 4], 1002),
+        ("a length with its highest bit set", vec![TEXT, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 4], 1002),
         ("an enormous length", vec![TEXT, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4], 1009),
         ("too many fragments", many, 1009),
-        ("no UTF-8", frame(TEXT, b"{\"id\":1,\"type\":\"\xff\"}"), 1007),
+        ("invalid UTF-8", frame(TEXT, b"{\"id\":1,\"type\":\"\xff\"}"), 1007),
         ("a surrogate in UTF-8", frame(TEXT, b"\xed\xa0\x80"), 1007),
         ("half a character", frame(TEXT, b"\"\xe6\xbd"), 1007),
         ("half a character in a fragment", split_text, 1007),
@@ -69,25 +69,25 @@ async fn frames_that_break_the_protocol() {
         ("a close with 1005", frame(CLOSE, &1005_u16.to_be_bytes()), 1002),
         ("a close with 1006", frame(CLOSE, &1006_u16.to_be_bytes()), 1002),
         ("a close with 5000", frame(CLOSE, &5000_u16.to_be_bytes()), 1002),
-        ("a close whose reason is no text", frame(CLOSE, &[0x03, 0xe8, 0xff]), 1007),
+        ("a close with an invalid UTF-8 reason", frame(CLOSE, &[0x03, 0xe8, 0xff]), 1007),
         ("a close with 3000", frame(CLOSE, &3000_u16.to_be_bytes()), 3000),
         ("a close with 4999", frame(CLOSE, &4999_u16.to_be_bytes()), 4999),
     ] {
-        let mut raw = Raw::websocket(&server).await;
-        // It hears of changes, which has to end with it.
+        let mut raw = RawClient::websocket(&server).await;
+        // Its subscription must end with the connection.
         raw.send(r#"{"id":1,"type":"store.subscribe","config":{"bucket":"b"}}"#).await;
         assert_eq!(raw.json().await["type"], "result");
         raw.write(&bytes).await;
-        let (said, reason) = raw.closed().await;
-        assert_eq!(said, code, "{what}: {reason}");
+        let (closed, reason) = raw.closed().await;
+        assert_eq!(closed, code, "{violation}: {reason}");
         bystander.is_well(&server).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fragments_and_pings_among_them_are_fine() {
+async fn fragments_with_interleaved_pings_are_accepted() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     let text = "{\"id\":1,\"type\":\"潮.汐\"}".as_bytes();
     let mut bytes = frame(0x01, b"");
     for byte in text {
@@ -102,21 +102,21 @@ async fn fragments_and_pings_among_them_are_fine() {
     assert_eq!(raw.json().await["code"], "UNKNOWN_OPERATION");
 }
 
-async fn expect(raw: &mut Raw, text: &str, code: &str) -> Json {
+async fn expect(raw: &mut RawClient, text: &str, code: &str) -> Json {
     raw.send(text).await;
     let reply = raw.json().await;
-    let said = reply.get("code").and_then(Json::as_str).unwrap_or("result");
-    let begins: String = text.chars().take(100).collect();
-    assert_eq!(said, code, "{begins}: {}", reply.to_string().chars().take(300).collect::<String>());
+    let got = reply.get("code").and_then(Json::as_str).unwrap_or("result");
+    let excerpt: String = text.chars().take(100).collect();
+    assert_eq!(got, code, "{excerpt}: {}", reply.to_string().chars().take(300).collect::<String>());
     assert!(!reply.to_string().contains("INTERNAL"));
     reply
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_that_is_deep_or_wide() {
+async fn deeply_nested_or_wide_json_is_rejected_without_harm() {
     let server = serve(options()).await;
     let bystander = Bystander::new(&server).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     let deep = |open: &str, close: &str, depth: usize| format!("{}0{}", open.repeat(depth), close.repeat(depth));
     for (value, code) in [(deep("[", "]", 100_000), "PARSE_ERROR"), (deep("{\"a\":", "}", 100_000), "INVALID_REQUEST")]
     {
@@ -143,7 +143,7 @@ async fn json_that_is_deep_or_wide() {
     let deep = deep("{\"a\":", "}", 100_000);
     let subscribe = format!(r#"{{"id":1,"type":"store.subscribe","query":"q","params":{deep}}}"#);
     expect(&mut raw, &subscribe, "VALIDATION_ERROR").await;
-    // What cannot be read is not kept in mind either.
+    // A value that cannot be parsed is not stored either.
     let unclosed = "[".repeat(1 << 20);
     expect(&mut raw, &unclosed, "PARSE_ERROR").await;
     let mut wide = String::from(r#"{"id":1,"type":"store.buckets""#);
@@ -159,22 +159,22 @@ async fn json_that_is_deep_or_wide() {
     let insert = format!(r#"{{"id":1,"type":"store.insert","bucket":"b","data":{wide}}}"#);
     assert!(insert.len() <= 1 << 20);
     raw.send(&insert).await;
-    // Whether a record may be that long is for the store to say, and it does not say that it is its own fault.
+    // The store may accept or reject a record of that size, but not with an internal error.
     let reply = raw.json().await;
     assert_ne!(reply["code"], "INTERNAL_ERROR");
     raw.send(r#"{"id":1,"type":"store.clear","bucket":"b"}"#).await;
     raw.json().await;
     drop(raw);
-    is_left_with(&server, 1).await;
+    wait_for_connections(&server, 1).await;
     drop(bystander);
-    Bystander(Client::connect(&server).await).0.ask("store.count", json!({"bucket": "b"})).await;
+    Bystander(Client::connect(&server).await).0.call("store.count", json!({"bucket": "b"})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn numbers_and_characters_that_nothing_can_hold() {
+async fn numbers_out_of_range_and_lone_surrogates_are_rejected() {
     let server = serve(options()).await;
     let mut bystander = Bystander::new(&server).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     let long = "9".repeat(400);
     for number in ["1e999", "-1e999", &long] {
         expect(&mut raw, &format!(r#"{{"id":1,"type":"store.buckets","x":{number}}}"#), "result").await;
@@ -205,15 +205,15 @@ async fn numbers_and_characters_that_nothing_can_hold() {
         ] {
             let reply = expect(&mut raw, &format!("{{\"id\":1,{members}}}"), "VALIDATION_ERROR").await;
             let message = reply["message"].as_str().unwrap();
-            assert!(!message.ends_with("got a string"), "what is wrong with it is said: {message}");
+            assert!(!message.ends_with("got a string"), "the message must name the error: {message}");
         }
     }
-    // Pairs are characters, and zero is one.
+    // Surrogate pairs and U+0000 are valid.
     let data = r#"{"id":"\ud83c\udf0a","zero":"\u0000"}"#;
     let reply =
         expect(&mut raw, &format!(r#"{{"id":1,"type":"store.insert","bucket":"b","data":{data}}}"#), "result").await;
     assert_eq!(reply["data"]["id"], "🌊");
-    // Taken before the next write, whose result may otherwise replace it.
+    // Taken before the next write, whose result might replace it.
     bystander.0.push().await;
     expect(&mut raw, r#"{"id":1,"type":"store.delete","bucket":"b","key":"🌊"}"#, "result").await;
     bystander.0.push().await;
@@ -222,9 +222,9 @@ async fn numbers_and_characters_that_nothing_can_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_members_with_the_same_name_the_last_counts() {
+async fn last_of_duplicate_members_wins() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     let reply = expect(&mut raw, r#"{"id":1,"id":2,"type":"x","type":"store.buckets"}"#, "result").await;
     assert_eq!(reply["id"], 2);
     expect(&mut raw, r#"{"id":1,"id":"2","type":"store.buckets"}"#, "INVALID_REQUEST").await;
@@ -232,10 +232,10 @@ async fn of_members_with_the_same_name_the_last_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parameters_of_every_wrong_kind() {
+async fn parameters_of_wrong_types_are_rejected() {
     let server = serve(options()).await;
     let mut bystander = Bystander::new(&server).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     for value in ["null", "true", "-1", "1.5", "\"\"", "[]", "[[]]", "{\"\":[]}"] {
         for operation in [
             "insert",
@@ -300,21 +300,21 @@ async fn parameters_of_every_wrong_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_of_the_hosts_code_ends_that_connection_and_is_counted() {
-    let server = serve(options().auth(Auth::new(Tokens).required(false))).await;
+async fn panic_in_a_validator_closes_its_connection_and_is_counted() {
+    let server = serve(options().auth(Auth::new(RoleTokens).required(false))).await;
     let mut bystander = Bystander::new(&server).await;
     bystander.is_well(&server).await;
     for count in 1..=3 {
         let mut client = Client::connect(&server).await;
-        client.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+        client.call("store.subscribe", json!({"config": {"bucket": "b"}})).await;
         let before = client.send("store.count", json!({"bucket": "b"})).await;
         client.send("auth.login", json!({"token": "panic"})).await;
         client.send("store.count", json!({"bucket": "b"})).await;
-        assert_eq!(client.reply(before).await["data"], 0, "what came before it is answered");
+        assert_eq!(client.reply(before).await["data"], 0, "requests before the panic are answered");
         assert_eq!(client.closed().await, (1011, "internal_error".to_owned()));
-        wait_until_async("it has gone", PATIENCE, async || server.connection_count() == 1).await;
+        wait_until_async("the connection has closed", PATIENCE, async || server.connection_count() == 1).await;
         let stats = server.stats();
         assert_eq!((stats.panics, stats.subscriptions), (count, 1));
-        bystander.0.ask("store.count", json!({"bucket": "b"})).await;
+        bystander.0.call("store.count", json!({"bucket": "b"})).await;
     }
 }

@@ -1,7 +1,7 @@
-//! A real browser: which of its pages can open a WebSocket to a server that needs no login.
+//! A real browser: which pages can open a WebSocket to a server that requires no login.
 //!
-//! The browser resolves `evil.example` to this machine, as the DNS of an attacker does who rebinds a name. Each page reports what
-//! became of its WebSocket to the site that it came from, and is sent on to the next page.
+//! The browser resolves `evil.example` to this machine, as in a DNS rebinding attack. Each page reports the result of its WebSocket
+//! to the site it came from, and is redirected to the next page.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -20,13 +20,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::client::{is_left_with, options, serve};
-use crate::page::metric;
+use crate::client::{options, serve, wait_for_connections};
+use crate::metrics_page::metric;
 
 /// Starting a browser on a loaded machine takes long.
 const BROWSER_PATIENCE: Duration = Duration::from_mins(2);
 
-/// A browser, with a profile of its own.
+/// A browser with its own profile.
 struct Browser {
     process: Process,
     profile: TempDir,
@@ -38,7 +38,7 @@ impl Browser {
         let mut command = Command::new("chromium");
         command.args([
             "--headless",
-            // The tests may run as root and in a container, where its sandbox and its shared memory do not work.
+            // Tests may run as root in a container, where the sandbox and the shared memory of the browser do not work.
             "--no-sandbox",
             "--disable-dev-shm-usage",
             "--disable-gpu",
@@ -48,7 +48,7 @@ impl Browser {
             "--host-resolver-rules=MAP evil.example 127.0.0.1",
         ]);
         command.arg(format!("--user-data-dir={}", profile.path().display())).arg(url);
-        // Its processes are one group, and those that leave the group have this in their environment.
+        // Its processes form a group. Those that leave the group have the profile in their environment.
         command.process_group(0).env("HOME", profile.path());
         let process = Process::try_spawn(command).unwrap_or_else(|error| {
             panic!(
@@ -58,7 +58,7 @@ impl Browser {
         Self { process, profile }
     }
 
-    /// Closes the browser, and waits until all of its processes have ended.
+    /// Closes the browser and waits until all its processes have ended.
     fn close(mut self) {
         self.process.terminate();
         self.process.wait();
@@ -69,7 +69,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // After a failed test; otherwise it has been closed.
+        // Only after a failed test. Otherwise the browser has been closed.
         let group = i32::try_from(self.process.pid()).ok().and_then(Pid::from_raw);
         if let Some(group) = group.filter(|_| self.process.try_wait().is_none()) {
             let _ = kill_process_group(group, Signal::KILL);
@@ -77,12 +77,12 @@ impl Drop for Browser {
     }
 }
 
-/// How many processes are in this group, or have this directory in their environment.
+/// The number of processes in this group, or with this directory in their environment.
 fn processes(group: &str, profile: &Path) -> usize {
     let profile = profile.as_os_str().as_encoded_bytes();
     let is_of_browser = |process: &Path| {
         let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
-        // After the name: state, parent, group.
+        // The fields after the name are state, parent and group.
         let is_in_group = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(2) == Some(group));
         let environment = fs::read(process.join("environ")).unwrap_or_default();
         is_in_group || environment.windows(profile.len()).any(|part| part == profile)
@@ -93,13 +93,13 @@ fn processes(group: &str, profile: &Path) -> usize {
         .count()
 }
 
-/// A page, and where it opens its WebSocket.
+/// A page and the URL of its WebSocket.
 struct Visit {
     page: String,
     socket: String,
 }
 
-/// Serves the pages, and passes handshakes on to the server, as if they had come to its own port.
+/// Serves the pages, and forwards handshakes to the server as if they had arrived on its port.
 struct Site {
     visits: Vec<Visit>,
     server: SocketAddr,
@@ -117,12 +117,12 @@ impl Site {
     }
 
     async fn answer(self: Arc<Self>, mut socket: TcpStream) {
-        // A browser opens connections that it does not use.
+        // A browser opens connections it does not use.
         let Some((head, body)) = request(&mut socket).await else { return };
         if head.to_lowercase().contains("\r\nupgrade: websocket\r\n") {
             let mut server = TcpStream::connect(self.server).await.unwrap();
             server.write_all(head.as_bytes()).await.unwrap();
-            // The browser or the server ends it.
+            // Either side may end the connection.
             let _ = copy_bidirectional(&mut socket, &mut server).await;
             return;
         }
@@ -139,7 +139,7 @@ impl Site {
         let head = format!(
             "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
         );
-        // The browser may have gone.
+        // The browser may have closed the connection.
         let _ = socket.write_all(format!("{head}{content}").as_bytes()).await;
     }
 }
@@ -163,27 +163,27 @@ async fn request(socket: &mut TcpStream) -> Option<(String, String)> {
     }
 }
 
-/// A page that reports the first message of its WebSocket, or that there is none, and goes on to the page that it is told.
+/// A page that reports the first message of its WebSocket, or its failure, and then loads the page named in the response.
 fn page(socket: &str) -> String {
     format!(
         r#"<!DOCTYPE html><script>
-        let isTold = false;
-        async function tell(verdict) {{
-            if (isTold) return;
-            isTold = true;
+        let isReported = false;
+        async function report(verdict) {{
+            if (isReported) return;
+            isReported = true;
             const response = await fetch(location.pathname, {{ method: "POST", body: verdict }});
             const next = await response.text();
             if (next) location = next;
         }}
         const socket = new WebSocket("{socket}");
-        socket.onmessage = (event) => tell(JSON.parse(event.data).type);
-        socket.onerror = () => tell("refused");
+        socket.onmessage = (event) => report(JSON.parse(event.data).type);
+        socket.onerror = () => report("refused");
         </script>"#
     )
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_of_a_stranger_cannot_connect_and_a_page_of_this_machine_can() {
+async fn foreign_page_cannot_connect_and_local_page_can() {
     let server = serve(options()).await;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let site = listener.local_addr().unwrap().port();
@@ -191,15 +191,15 @@ async fn a_page_of_a_stranger_cannot_connect_and_a_page_of_this_machine_can() {
     let open_to_evil = serve(open_to_evil).await;
 
     let cases = [
-        // A page of the own origin.
+        // A page of the same origin.
         ("localhost", format!("ws://localhost:{site}/"), "welcome"),
-        // A page of this machine, on another port.
+        // A page of this machine on another port.
         ("localhost", server.url(), "welcome"),
-        // A page of a stranger.
+        // A page of a foreign origin.
         ("evil.example", server.url(), "refused"),
         // The same with DNS rebinding: to the browser, page and server have one origin.
         ("evil.example", format!("ws://evil.example:{site}/"), "refused"),
-        // It is the server that refuses, not the browser: another server admits the page.
+        // The server rejects the page, not the browser: another server admits it.
         ("evil.example", open_to_evil.url(), "welcome"),
     ];
     let visit = |(number, (host, socket, _)): (usize, &(&str, String, &str))| Visit {
@@ -214,13 +214,14 @@ async fn a_page_of_a_stranger_cannot_connect_and_a_page_of_this_machine_can() {
     let browser = tokio::task::spawn_blocking(move || Browser::open(&first)).await.unwrap();
     for (number, (host, socket, expected)) in cases.iter().enumerate() {
         let verdict = timeout(BROWSER_PATIENCE, reported.recv()).await;
-        let verdict = verdict.unwrap_or_else(|_| panic!("no verdict from the browser: {}", browser.process.output()));
+        let verdict = verdict.unwrap_or_else(|_| panic!("no report from the browser: {}", browser.process.output()));
         assert_eq!(verdict.unwrap(), format!("{number} {expected}"), "a page of {host} that connects to {socket}");
     }
     assert_eq!(metric(&server, "origins_refused_total").await, 2);
     assert_eq!(metric(&server, "connections_admitted_total").await, 2);
     tokio::task::spawn_blocking(|| browser.close()).await.unwrap();
-    wait_until_async("its sockets are closed", PATIENCE, async || open_to_evil.connection_count() == 0).await;
-    is_left_with(&server, 0).await;
+    wait_until_async("the sockets of the browser are closed", PATIENCE, async || open_to_evil.connection_count() == 0)
+        .await;
+    wait_for_connections(&server, 0).await;
     serving.abort();
 }

@@ -1,4 +1,4 @@
-//! A server to talk to, and a client that is not ours to talk to it.
+//! Helpers to start a server, and a WebSocket client that is independent of the server's own code.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -18,11 +18,11 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, client_async, connect_a
 
 /// Options of a server on a free port, without pings.
 pub(crate) fn options() -> ServerOptions {
-    // No pings, so that no client of a slow machine is taken for dead.
+    // No pings, so that a client on a slow machine is not considered dead.
     ServerOptions::default().port(0).heartbeat(Heartbeat::default().interval(Duration::from_hours(1)))
 }
 
-/// A server over a store in memory.
+/// Starts a server over an in-memory store.
 pub(crate) async fn serve(options: ServerOptions) -> Server {
     serve_store(Store::memory(StoreOptions::default()), options).await
 }
@@ -31,8 +31,8 @@ pub(crate) async fn serve_store(store: Store, options: ServerOptions) -> Server 
     Server::start(store, options).await.unwrap()
 }
 
-/// A bucket of notes: `id` is generated, `text` required, `rank` a number with an index.
-pub(crate) fn notes() -> Json {
+/// The configuration of a bucket of notes: `id` is generated, `text` required, `rank` a number with an index.
+pub(crate) fn notes_config() -> Json {
     json!({
         "key": "id",
         "schema": {
@@ -44,7 +44,7 @@ pub(crate) fn notes() -> Json {
     })
 }
 
-/// A client, which remembers what it was pushed while it waited for a reply.
+/// A WebSocket client. It keeps pushes that arrive while it waits for a reply.
 pub(crate) struct Client {
     pub(crate) socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     pub(crate) welcome: Json,
@@ -53,18 +53,18 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects, and is welcomed.
+    /// Connects and waits for the welcome message.
     pub(crate) async fn connect(server: &Server) -> Self {
         Self::connect_to(&server.url()).await
     }
 
     pub(crate) async fn connect_to(url: &str) -> Self {
-        // Without delay: where time is paused, it does not wait for what the system holds back.
+        // With TCP_NODELAY: tests with a paused clock must not wait for Nagle's algorithm.
         let (socket, _) = connect_async_with_config(url, None, true).await.unwrap();
         Self::welcomed(socket).await
     }
 
-    /// Connects from another address of this machine.
+    /// Connects from another address of the loopback network.
     pub(crate) async fn connect_from(address: IpAddr, server: &Server) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((address, 0).into()).unwrap();
@@ -79,12 +79,12 @@ impl Client {
         client
     }
 
-    /// Sends text as it is.
+    /// Sends a text message.
     pub(crate) async fn send_text(&mut self, text: impl Into<String>) {
         self.socket.send(Message::text(text.into())).await.unwrap();
     }
 
-    /// Sends a request, and does not wait for its reply. Returns its id.
+    /// Sends a request without waiting for its reply. Returns the request ID.
     pub(crate) async fn send(&mut self, operation: &str, params: Json) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -95,82 +95,82 @@ impl Client {
         id
     }
 
-    /// The next message, whatever it is.
+    /// Receives the next text message of any type.
     pub(crate) async fn receive(&mut self) -> Json {
         loop {
             match self.next().await {
                 Message::Text(text) => return serde_json::from_str(text.as_str()).unwrap(),
                 Message::Ping(_) | Message::Pong(_) => {}
-                other => panic!("a text message was expected, not {other:?}"),
+                other => panic!("expected a text message, got {other:?}"),
             }
         }
     }
 
     async fn next(&mut self) -> Message {
-        let next = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("a message comes in time");
-        next.expect("the connection is open").expect("the connection does not fail")
+        let next = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("no message within the timeout");
+        next.expect("connection ended").expect("connection failed")
     }
 
-    /// The reply to a request; what is pushed meanwhile is kept.
+    /// Receives the reply to a request. Pushes that arrive before it are kept.
     pub(crate) async fn reply(&mut self, id: u64) -> Json {
         loop {
             let message = self.receive().await;
             if message.get("id").is_some() {
-                assert_eq!(message["id"], json!(id), "replies come in order: {message}");
+                assert_eq!(message["id"], json!(id), "replies must come in order: {message}");
                 return message;
             }
             self.pushed.push_back(message);
         }
     }
 
-    /// Sends a request and gives its data; absent data is null.
-    pub(crate) async fn ask(&mut self, operation: &str, params: Json) -> Json {
+    /// Sends a request and returns the data of its reply; absent data is null.
+    pub(crate) async fn call(&mut self, operation: &str, params: Json) -> Json {
         let id = self.send(operation, params).await;
         let reply = self.reply(id).await;
         assert_eq!(reply["type"], "result", "{operation}: {reply}");
         reply["data"].clone()
     }
 
-    /// Sends a request that fails, and gives the code, and the whole error.
-    pub(crate) async fn fail(&mut self, operation: &str, params: Json) -> (String, Json) {
+    /// Sends a request that must fail. Returns the error code and the whole error.
+    pub(crate) async fn call_err(&mut self, operation: &str, params: Json) -> (String, Json) {
         let id = self.send(operation, params).await;
         let reply = self.reply(id).await;
         assert_eq!(reply["type"], "error", "{operation}: {reply}");
         (reply["code"].as_str().unwrap().to_owned(), reply)
     }
 
-    /// The next push, or whatever else has no id.
+    /// The next message without an ID, which is a push or a notice.
     pub(crate) async fn push(&mut self) -> Json {
         if let Some(push) = self.pushed.pop_front() {
             return push;
         }
         let message = self.receive().await;
-        assert!(message.get("id").is_none(), "a push was expected: {message}");
+        assert!(message.get("id").is_none(), "expected a push: {message}");
         message
     }
 
-    /// What was pushed so far, and was not asked for.
+    /// Takes the pushes that were kept so far.
     pub(crate) fn take_pushes(&mut self) -> Vec<Json> {
         self.pushed.drain(..).collect()
     }
 
-    /// Gives a push back, behind the others.
-    pub(crate) fn keep_push(&mut self, push: Json) {
+    /// Appends a push to those that are kept.
+    pub(crate) fn requeue_push(&mut self, push: Json) {
         self.pushed.push_back(push);
     }
 
-    /// Passes over what was pushed so far.
-    pub(crate) fn forget_pushes(&mut self) {
+    /// Discards the pushes that were kept so far.
+    pub(crate) fn discard_pushes(&mut self) {
         self.pushed.clear();
     }
 
-    /// Whether nothing has been pushed by the time that another request is answered.
-    pub(crate) async fn is_silent(&mut self) -> bool {
-        self.ask("store.buckets", json!({})).await;
+    /// Whether no push has arrived by the time the next request is answered.
+    pub(crate) async fn has_no_pushes(&mut self) -> bool {
+        self.call("store.buckets", json!({})).await;
         self.pushed.is_empty()
     }
 
-    /// The code and reason with which the server closes; what comes before is passed over.
+    /// Waits for the close frame. Returns its code and reason; messages before it are discarded.
     pub(crate) async fn closed(&mut self) -> (u16, String) {
         loop {
             match self.next().await {
@@ -182,33 +182,33 @@ impl Client {
     }
 }
 
-/// A client of either kind, for tests of operations: it does not matter to them how a request travels.
-pub(crate) trait Ask {
-    /// Sends a request and returns its data; absent data is null.
-    async fn ask(&mut self, operation: &str, params: Json) -> Json;
+/// A WebSocket client or an in-process client, for tests that run the same operations over both.
+pub(crate) trait RpcClient {
+    /// Sends a request and returns the data of its reply; absent data is null.
+    async fn call(&mut self, operation: &str, params: Json) -> Json;
 
-    /// Sends a request that fails, and returns the code and the whole error.
-    async fn fail(&mut self, operation: &str, params: Json) -> (String, Json);
+    /// Sends a request that must fail. Returns the error code and the whole error.
+    async fn call_err(&mut self, operation: &str, params: Json) -> (String, Json);
 }
 
-impl Ask for Client {
-    async fn ask(&mut self, operation: &str, params: Json) -> Json {
-        Self::ask(self, operation, params).await
+impl RpcClient for Client {
+    async fn call(&mut self, operation: &str, params: Json) -> Json {
+        Self::call(self, operation, params).await
     }
 
-    async fn fail(&mut self, operation: &str, params: Json) -> (String, Json) {
-        Self::fail(self, operation, params).await
+    async fn call_err(&mut self, operation: &str, params: Json) -> (String, Json) {
+        Self::call_err(self, operation, params).await
     }
 }
 
-impl Ask for tidewire::Client {
-    async fn ask(&mut self, operation: &str, params: Json) -> Json {
-        let asked = self.request(operation, &params).await;
-        asked.unwrap_or_else(|error| panic!("{operation} {params}: {error}"))
+impl RpcClient for tidewire::Client {
+    async fn call(&mut self, operation: &str, params: Json) -> Json {
+        let reply = self.request(operation, &params).await;
+        reply.unwrap_or_else(|error| panic!("{operation} {params}: {error}"))
     }
 
-    async fn fail(&mut self, operation: &str, params: Json) -> (String, Json) {
-        let error = self.request::<Json>(operation, &params).await.expect_err("it fails");
+    async fn call_err(&mut self, operation: &str, params: Json) -> (String, Json) {
+        let error = self.request::<Json>(operation, &params).await.expect_err("request must fail");
         let code = error.code.as_str().to_owned();
         let mut message = json!({"id": 0, "type": "error", "code": code, "message": error.message});
         if let Some(details) = error.details {
@@ -218,28 +218,29 @@ impl Ask for tidewire::Client {
     }
 }
 
-/// Waits until so many connections are left, and sees that nothing else is left of those that went.
-pub(crate) async fn is_left_with(server: &Server, connections: usize) {
-    wait_until_async("the others have gone", PATIENCE, async || server.connection_count() == connections).await;
+/// Waits until this number of connections is left. Checks that the server keeps no state of the closed ones.
+pub(crate) async fn wait_for_connections(server: &Server, connections: usize) {
+    wait_until_async("the other connections have closed", PATIENCE, async || server.connection_count() == connections)
+        .await;
     let rows = server.connections();
-    let following: usize = rows.iter().map(|row| row.store_subscriptions).sum();
+    let subscriptions: usize = rows.iter().map(|row| row.store_subscriptions).sum();
     let stats = server.stats();
-    assert_eq!((rows.len(), stats.connections, stats.subscriptions), (connections, connections, following));
+    assert_eq!((rows.len(), stats.connections, stats.subscriptions), (connections, connections, subscriptions));
     assert_eq!(stats.wire["connectionCount"], json!(connections));
     assert_eq!(stats.wire["connections"]["active"], json!(connections));
-    assert_eq!(stats.wire["connections"]["totalStoreSubscriptions"], json!(following));
-    assert_eq!(stats.wire["store"]["queries"]["activeSubscriptions"], json!(following));
+    assert_eq!(stats.wire["connections"]["totalStoreSubscriptions"], json!(subscriptions));
+    assert_eq!(stats.wire["store"]["queries"]["activeSubscriptions"], json!(subscriptions));
     assert_eq!(stats.panics, 0);
 }
 
-/// Knows tokens that say what they are: `user:role`. `panic` panics, and `slow` takes for ever.
+/// Accepts tokens of the form `user:role`. The token `panic` panics, and `slow` never completes.
 #[derive(Debug)]
-pub(crate) struct Tokens;
+pub(crate) struct RoleTokens;
 
-impl TokenValidator for Tokens {
+impl TokenValidator for RoleTokens {
     fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
         Box::pin(async move {
-            assert_ne!(token, "panic", "the validator of a host has a fault");
+            assert_ne!(token, "panic", "the validator panics because the test asks for it");
             if token == "slow" {
                 std::future::pending::<()>().await;
             }
@@ -248,8 +249,8 @@ impl TokenValidator for Tokens {
     }
 }
 
-/// A store whose time is told by hand.
-pub(crate) fn store_at(now: &Arc<AtomicU64>) -> Store {
+/// An in-memory store with a manual clock.
+pub(crate) fn store_with_clock(now: &Arc<AtomicU64>) -> Store {
     let now = Arc::clone(now);
     Store::memory(StoreOptions::default().clock(Clock::new(move || now.load(SeqCst))))
 }

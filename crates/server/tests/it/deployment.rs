@@ -1,5 +1,5 @@
-//! The container file and the systemd unit work, where the tools that run them are installed. Elsewhere the tests say what is missing
-//! on the standard error, and pass.
+//! The container file and the systemd unit. A test whose tools are not installed prints what is missing to the standard error, and
+//! passes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -15,7 +15,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Runs a program to its end. None if it is not installed.
+/// Runs a program until it exits. Returns `None` if it is not installed.
 fn run(program: &str, args: &[&str]) -> Option<Output> {
     Command::new(program).args(args).stdin(Stdio::null()).output().ok()
 }
@@ -31,7 +31,7 @@ fn succeed(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// The unit with the program of this build in place of the installed one, in a directory of its own.
+/// Writes the unit to `dir`, with the program of this build instead of the installed one. Returns its path.
 fn unit(dir: &Path) -> String {
     const PROGRAM: &str = "/usr/local/bin/tidewire";
     let unit = std::fs::read_to_string(repository("contrib/systemd/tidewire.service")).unwrap();
@@ -58,13 +58,13 @@ fn systemd_accepts_the_unit() {
         eprintln!("systemd {version} cannot analyze a unit that is not installed: its sandbox was not checked");
         return;
     }
-    // From 0, no access, to 100; services without a sandbox have 96.
+    // The exposure, from 0 (no access) to 100. Services without a sandbox have 96.
     let args = ["security", "--offline=true", "--no-pager", "--threshold=20", &unit];
     let secure = run("systemd-analyze", &args).unwrap();
     assert!(secure.status.success(), "{}", text(&secure));
 }
 
-/// A container that is removed with its volume at the end of the test.
+/// A container. Dropping it removes it and its volume.
 struct Container {
     engine: &'static str,
     id: String,
@@ -107,7 +107,7 @@ fn engine() -> Option<&'static str> {
 
 /// The image is built as a user would build it, which takes minutes the first time.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_container_serves_clients_and_keeps_its_data() {
+async fn container_serves_clients_and_keeps_its_data() {
     const IMAGE: &str = "tidewire-test";
     const HEALTH: &[&str] = &["curl", "--fail", "--silent", "http://127.0.0.1:9090/health"];
     let Some(engine) = engine() else {
@@ -127,17 +127,17 @@ async fn the_container_serves_clients_and_keeps_its_data() {
 
     let config = json!({"key": "id", "schema": {"id": {"type": "number", "generated": "autoincrement"}}});
     let mut client = Client::connect_to(&container.url()).await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": config})).await;
-    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "kept"}})).await;
-    client.ask("server.backup", json!({"name": "first"})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": config})).await;
+    client.call("store.insert", json!({"bucket": "notes", "data": {"text": "kept"}})).await;
+    client.call("server.backup", json!({"name": "first"})).await;
     drop(client);
 
-    // A stop in order takes the grace period and six seconds at most.
+    // A graceful stop takes at most the grace period and six seconds.
     succeed(engine, &["stop", "--time", "15", &container.id]);
     assert_eq!(succeed(engine, &["inspect", "--format", "{{.State.ExitCode}}", &container.id]), "0");
     succeed(engine, &["start", &container.id]);
     wait_until("the server is healthy again", Duration::from_mins(1), is_healthy);
     let mut client = Client::connect_to(&container.url()).await;
-    let note: Json = client.ask("store.get", json!({"bucket": "notes", "key": 1})).await;
+    let note: Json = client.call("store.get", json!({"bucket": "notes", "key": 1})).await;
     assert_eq!(note["text"], "kept");
 }

@@ -1,4 +1,4 @@
-//! Every close code of the server, provoked over a real socket. [`Disconnect::ALL`] lists them.
+//! Every close code of the server, triggered over a real socket. [`Disconnect::ALL`] lists them.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::client::{Client, Tokens, is_left_with, options, serve};
-use crate::page::{Page, wait_for};
-use crate::raw::{Raw, TEXT, frame, handshake};
+use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
+use crate::metrics_page::{MetricsPage, wait_for_metrics};
+use crate::raw::{RawClient, TEXT, frame, handshake};
 
-/// What a client reads in the close frame.
+/// The code and reason of a close frame.
 type Closed = (u16, String);
 
 macro_rules! disconnects {
@@ -37,7 +37,7 @@ macro_rules! disconnects {
 
 disconnects! {
     SERVER_SHUTDOWN 1000 "server_shutdown" by a_server_that_stops;
-    NORMAL_CLOSURE 1000 "normal_closure" by a_disconnect_by_the_program;
+    NORMAL_CLOSURE 1000 "normal_closure" by a_disconnect_by_the_host;
     SERVER_SHUTTING_DOWN 1001 "server_shutting_down" by a_handshake_during_the_grace_period;
     BINARY_NOT_SUPPORTED 1003 "binary_not_supported" by a_binary_message;
     INTERNAL_ERROR 1011 "internal_error" by a_panic;
@@ -49,19 +49,19 @@ disconnects! {
     LOGIN_TIMEOUT 4009 "login_timeout" by a_client_that_does_not_log_in;
 }
 
-/// Options of a server that knows the tokens of [`Tokens`] and requires none.
+/// Options with optional login by the tokens of [`RoleTokens`].
 fn with_tokens() -> ServerOptions {
-    options().auth(Auth::new(Tokens).required(false))
+    options().auth(Auth::new(RoleTokens).required(false))
 }
 
-/// The id of the only connection over a socket.
+/// The ID of the only connection over a socket.
 fn socket_id(server: &Server) -> String {
     let ids: Vec<String> = server.connections().into_iter().map(|row| row.connection_id).collect();
     let [id] = &ids.iter().filter(|id| id.starts_with("conn-")).collect::<Vec<_>>()[..] else { panic!("{ids:?}") };
     (*id).clone()
 }
 
-/// The scenarios. Each ends with the close frame that the client has read.
+/// The scenarios. Each returns the close frame that the client read.
 mod provoke {
     use super::*;
 
@@ -75,7 +75,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_disconnect_by_the_program() -> Closed {
+    pub(super) async fn a_disconnect_by_the_host() -> Closed {
         let server = serve(options()).await;
         let (mut client, local) = (Client::connect(&server).await, server.client(None));
         let id = socket_id(&server);
@@ -87,9 +87,9 @@ mod provoke {
         assert!(server.disconnect(&id));
         let closed = client.closed().await;
         drop(client);
-        is_left_with(&server, 1).await;
-        assert!(!server.disconnect(&id), "the connection has ended");
-        assert_eq!(Page::of(&server).await.ended("handle"), 1);
+        wait_for_connections(&server, 1).await;
+        assert!(!server.disconnect(&id), "the connection has closed");
+        assert_eq!(MetricsPage::read(&server).await.ended("handle"), 1);
         closed
     }
 
@@ -97,15 +97,15 @@ mod provoke {
     pub(super) async fn a_handshake_during_the_grace_period() -> Closed {
         let server = serve(options()).await;
         let mut other = Client::connect(&server).await;
-        let (whole, mut late) = (handshake("/", ""), Raw::connect(&server).await);
+        let (whole, mut late) = (handshake("/", ""), RawClient::connect(&server).await);
         let (first, rest) = whole.split_at(whole.len() / 2);
         late.write(first.as_bytes()).await;
-        late.is_read_by_peer().await;
+        late.wait_until_read().await;
         let stopping = tokio::spawn(server.stop(Duration::from_hours(1)));
         assert_eq!(other.receive().await["event"], "shutdown");
         late.write(rest.as_bytes()).await;
         assert_eq!(late.head().await.0, 101);
-        let closed = late.closed_at_once().await;
+        let closed = late.immediate_close().await;
         assert!(!stopping.is_finished());
         drop(other);
         timeout(PATIENCE, stopping).await.expect("the server stops").unwrap();
@@ -117,7 +117,7 @@ mod provoke {
         let mut client = Client::connect(&server).await;
         client.socket.send(Message::binary(vec![1, 2, 3])).await.unwrap();
         let closed = client.closed().await;
-        wait_for(&server, "the end is counted", |page| page.ended("handler") == 1).await;
+        wait_for_metrics(&server, "the close is counted", |page| page.ended("handler") == 1).await;
         closed
     }
 
@@ -126,7 +126,7 @@ mod provoke {
         let mut client = Client::connect(&server).await;
         client.send("auth.login", json!({"token": "panic"})).await;
         let closed = client.closed().await;
-        let page = wait_for(&server, "the panic is counted", |page| page.get("panics_total") == 1).await;
+        let page = wait_for_metrics(&server, "the panic is counted", |page| page.get("panics_total") == 1).await;
         assert_eq!(page.ended("panic"), 1);
         closed
     }
@@ -134,17 +134,17 @@ mod provoke {
     pub(super) async fn a_message_above_the_memory_limit() -> Closed {
         let options = options().memory(Memory::default().max_bytes(256 * 1024));
         let server = serve(options).await;
-        let mut raw = Raw::websocket(&server).await;
+        let mut raw = RawClient::websocket(&server).await;
         let message = frame(TEXT, &vec![b'x'; 1 << 20]);
         raw.write(&message[..512 * 1024]).await;
         let closed = raw.closed().await;
-        wait_for(&server, "the end is counted", |page| {
+        wait_for_metrics(&server, "the close is counted", |page| {
             page.get("memory_closed_total") == 1
                 && page.ended("memory_limit") == 1
                 && page.get("memory_used_bytes") == 0
         })
         .await;
-        assert_eq!(Page::of(&server).await.get("memory_max_bytes"), 256 * 1024);
+        assert_eq!(MetricsPage::read(&server).await.get("memory_max_bytes"), 256 * 1024);
         closed
     }
 
@@ -154,19 +154,20 @@ mod provoke {
         let mut client = Client::connect(&server).await;
         assert_eq!(client.receive().await["type"], "ping");
         let closed = client.closed().await;
-        wait_for(&server, "it is counted", |page| page.get("heartbeats_missed_total") == 1).await;
+        wait_for_metrics(&server, "the missed heartbeat is counted", |page| page.get("heartbeats_missed_total") == 1)
+            .await;
         closed
     }
 
     pub(super) async fn a_revoked_session() -> Closed {
         let server = serve(with_tokens()).await;
         let mut client = Client::connect(&server).await;
-        client.ask("auth.login", json!({"token": "mara:admin"})).await;
+        client.call("auth.login", json!({"token": "mara:admin"})).await;
         assert_eq!(server.revoke_user("mara"), 1);
         let notice = client.receive().await;
         assert_eq!((&notice["type"], &notice["event"]), (&json!("system"), &json!("session_revoked")));
         let closed = client.closed().await;
-        let page = Page::of(&server).await;
+        let page = MetricsPage::read(&server).await;
         assert_eq!((page.get("sessions_revoked_total"), page.get("pushes_dropped_total")), (1, 0));
         closed
     }
@@ -175,16 +176,16 @@ mod provoke {
         let options = options().max_connections_per_ip(1);
         let server = serve(options).await;
         let mut first = Client::connect(&server).await;
-        let mut second = Raw::connect(&server).await;
+        let mut second = RawClient::connect(&server).await;
         second.write(handshake("/", "").as_bytes()).await;
-        assert_eq!(second.head().await.0, 101, "only a close frame tells a browser why");
-        let closed = second.closed_at_once().await;
-        first.ask("store.buckets", json!({})).await;
+        assert_eq!(second.head().await.0, 101, "a browser sees the reason only in a close frame");
+        let closed = second.immediate_close().await;
+        first.call("store.buckets", json!({})).await;
         drop(first);
-        // The permit of the first is free again, for the socket of the scraper.
+        // The permit of the first connection is free again, and is used to read the metrics.
         let mut page = None;
-        wait_until_async("the first has ended", PATIENCE, async || {
-            page = Page::try_of(&server).await;
+        wait_until_async("the first connection has closed", PATIENCE, async || {
+            page = MetricsPage::try_read(&server).await;
             page.is_some()
         })
         .await;
@@ -198,8 +199,8 @@ mod provoke {
         let server = serve(options).await;
         let mut writer = server.client(None);
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
-        crate::client::Ask::ask(&mut writer, "store.defineBucket", json!({"name": "b", "config": config})).await;
-        let mut stalled = Raw::small(&server).await;
+        crate::client::RpcClient::call(&mut writer, "store.defineBucket", json!({"name": "b", "config": config})).await;
+        let mut stalled = RawClient::with_small_buffer(&server).await;
         for id in 0..5 {
             stalled.send(&json!({"id": id, "type": "store.subscribe", "config": {"bucket": "b"}}).to_string()).await;
             assert_eq!(stalled.json().await["type"], "result");
@@ -212,30 +213,30 @@ mod provoke {
                 break;
             }
         }
-        assert_eq!(Page::of(&server).await.get("slow_consumers_total"), 1);
+        assert_eq!(MetricsPage::read(&server).await.get("slow_consumers_total"), 1);
         stalled.closed().await
     }
 
     pub(super) async fn a_client_that_does_not_log_in() -> Closed {
-        let auth = Auth::new(Tokens).login_timeout(Duration::from_millis(50));
+        let auth = Auth::new(RoleTokens).login_timeout(Duration::from_millis(50));
         let server = serve(options().auth(auth)).await;
         let mut client = Client::connect(&server).await;
         let closed = client.closed().await;
-        assert_eq!(Page::of(&server).await.get("logins_timed_out_total"), 1);
+        assert_eq!(MetricsPage::read(&server).await.get("logins_timed_out_total"), 1);
         closed
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disconnect_by_the_program_abandons_the_request_that_runs() {
+async fn disconnect_by_the_host_abandons_the_request_in_flight() {
     let server = serve(with_tokens()).await;
     let mut client = Client::connect(&server).await;
     client.send("auth.login", json!({"token": "slow"})).await;
-    wait_for(&server, "the request is read", |page| page.get("messages_received_total") == 1).await;
-    assert_eq!(Page::of(&server).await.get("requests_total"), 0, "it runs");
+    wait_for_metrics(&server, "the request is read", |page| page.get("messages_received_total") == 1).await;
+    assert_eq!(MetricsPage::read(&server).await.get("requests_total"), 0, "the request is in flight");
     assert!(server.disconnect(&socket_id(&server)));
     assert_eq!(client.closed().await, (1000, "normal_closure".to_owned()));
-    let page = wait_for(&server, "the request has ended", |page| page.get("requests_total") == 1).await;
+    let page = wait_for_metrics(&server, "the request has ended", |page| page.get("requests_total") == 1).await;
     assert_eq!(page.requests("auth.login", "abandoned"), 1);
-    assert_eq!(page.get("requests_failed_total"), 0, "it was not answered");
+    assert_eq!(page.get("requests_failed_total"), 0, "the request was not answered");
 }

@@ -1,6 +1,6 @@
-//! The pages of the documentation agree with the program: links lead somewhere, and examples run.
+//! Checks the documentation: links are valid, and examples run.
 //!
-//! Fenced blocks are told apart by their language:
+//! The language of a fenced block decides how it is checked:
 //!
 //! - `session`: a WebSocket session. Lines that begin with `> ` are sent, lines that begin with `< ` must be received, in this order.
 //!   `…` in a received line matches any text. `"name":"…"` in a sent line takes the value that was received last for that member
@@ -152,14 +152,14 @@ fn fence(line: &str) -> Option<(&str, &str)> {
     (marks >= 3).then(|| (&line[..marks], line[marks..].trim()))
 }
 
-/// The line without inline code, in which brackets are no links.
+/// The line without inline code, where brackets are not links.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("code")
 }
 
 /// The anchor of a heading: lower case, without punctuation, hyphens for spaces.
 fn slug(heading: &str) -> String {
-    // Of a link, GitHub takes the text.
+    // GitHub uses only the text of a link.
     let mut text = String::new();
     for (index, part) in heading.split("](").enumerate() {
         text.push_str(if index == 0 { part } else { part.split_once(')').map_or("", |(_, rest)| rest) });
@@ -168,8 +168,8 @@ fn slug(heading: &str) -> String {
     kept.flat_map(char::to_lowercase).map(|one| if one == ' ' { '-' } else { one }).collect()
 }
 
-/// Removes `.` and resolves `..` without asking the file system.
-fn normal(path: &Path) -> PathBuf {
+/// Removes `.` and resolves `..` without accessing the file system.
+fn normalize(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
         match component {
@@ -188,7 +188,7 @@ fn expect_none(problems: &[String]) {
 }
 
 #[test]
-fn links_lead_to_files_and_headings() {
+fn links_point_to_existing_files_and_headings() {
     let (root, pages) = (root(), pages());
     let anchors: BTreeMap<PathBuf, BTreeSet<String>> =
         pages.iter().map(|page| (page.path.clone(), page.anchors())).collect();
@@ -202,7 +202,7 @@ fn links_lead_to_files_and_headings() {
             count += 1;
             let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
             let folder = page.path.parent().unwrap();
-            let file = if file.is_empty() { page.path.clone() } else { normal(&folder.join(file)) };
+            let file = if file.is_empty() { page.path.clone() } else { normalize(&folder.join(file)) };
             let problem = if !root.join(&file).exists() {
                 format!("there is no {}", file.display())
             } else if anchor.is_empty() || anchors.get(&file).is_none_or(|known| known.contains(anchor)) {
@@ -277,7 +277,7 @@ impl WorkDir {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// Writes `tidewire.toml`. Certificates and keys that it names are created, and the file refers to those.
+    /// Writes `tidewire.toml`. Paths of certificates and keys are replaced by those of generated files.
     fn config(&self, text: &str) -> PathBuf {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures");
         let mut certificates = None;
@@ -310,7 +310,7 @@ impl WorkDir {
         file
     }
 
-    /// A program in this directory, without the settings of our own environment.
+    /// A command that runs in this directory, without `TIDEWIRE_` variables of this process.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.0.path()).env_remove("RUST_LOG");
@@ -338,13 +338,13 @@ struct Session {
     url: String,
     clients: BTreeMap<u32, Socket>,
     current: u32,
-    /// The newest value of each member that was received.
+    /// The last received value of each member.
     received: BTreeMap<String, Json>,
 }
 
 struct Socket {
     stream: WebSocketStream<MaybeTlsStream<TcpStream>>,
-    /// The welcome, until the page has shown another message.
+    /// The welcome message, until the page shows another message.
     welcome: Option<String>,
     is_closed: bool,
 }
@@ -432,7 +432,7 @@ impl Session {
             };
             let received = received.map_err(|end| format!("expected: {expected}\n  received: {end}"))?;
             if let Ok(message) = serde_json::from_str(&received) {
-                remember(&mut self.received, &message);
+                record_values(&mut self.received, &message);
             }
             if !matches(expected, &received) {
                 return Err(format!("expected: {expected}\n  received: {received}"));
@@ -443,7 +443,7 @@ impl Session {
         Ok(())
     }
 
-    /// Replaces `"name":"…"` by the value that was received last for that member. `since` takes that of `pos`, `after` that of
+    /// Replaces `"name":"…"` by the last received value of that member. `since` uses the value of `pos`, `after` that of
     /// `nextCursor`, and `key` that of `id`.
     fn fill_in(&self, request: &str) -> Result<String, String> {
         let mut filled = String::new();
@@ -465,8 +465,8 @@ impl Session {
         Ok(filled)
     }
 
-    /// The messages that the page does not show: each connection answers one more request, and nothing comes before the answer.
-    async fn unexpected(&mut self) -> Result<(), String> {
+    /// Checks that no connection has messages that the page does not show: the next message must reply to one more request.
+    async fn expect_no_more_messages(&mut self) -> Result<(), String> {
         for (number, client) in self.clients.iter_mut().filter(|(_, client)| !client.is_closed) {
             let _ = client.stream.send(Message::text(r#"{"id":-1,"type":"end.ofPage"}"#)).await;
             match client.next().await {
@@ -480,24 +480,24 @@ impl Session {
     }
 }
 
-/// Keeps the newest value of every member that is no object or list.
-fn remember(values: &mut BTreeMap<String, Json>, json: &Json) {
+/// Records the newest value of every member that is not an object or array.
+fn record_values(values: &mut BTreeMap<String, Json>, json: &Json) {
     match json {
         Json::Object(members) => {
             for (name, value) in members {
                 if value.is_object() || value.is_array() {
-                    remember(values, value);
+                    record_values(values, value);
                 } else {
                     values.insert(name.clone(), value.clone());
                 }
             }
         }
-        Json::Array(elements) => elements.iter().for_each(|element| remember(values, element)),
+        Json::Array(elements) => elements.iter().for_each(|element| record_values(values, element)),
         _ => {}
     }
 }
 
-/// Whether the text has all parts between `…` in their order, from its beginning to its end.
+/// Whether `expected` matches the whole text, where `…` matches any text.
 fn matches(expected: &str, text: &str) -> bool {
     let parts: Vec<&str> = expected.split('…').collect();
     let [first, middle @ .., last] = &parts[..] else { return expected == text };
@@ -510,7 +510,7 @@ fn matches(expected: &str, text: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_run_as_they_are_shown() {
+async fn sessions_run_as_documented() {
     let mut problems = Vec::new();
     for page in pages() {
         let blocks = page.blocks();
@@ -528,16 +528,16 @@ async fn sessions_run_as_they_are_shown() {
                     }
                 }
             }
-            session.unexpected().await.err().map(|problem| (page.text.lines().count(), problem))
+            session.expect_no_more_messages().await.err().map(|problem| (page.text.lines().count(), problem))
         };
-        // What follows the first problem of a page would only repeat it.
+        // Only the first problem of a page, because later ones usually follow from it.
         problems.extend(problem.map(|(line, problem)| format!("{}:{line}:\n  {problem}", page.path.display())));
         session.process.kill();
     }
     expect_none(&problems);
 }
 
-/// The commands of a block, each with the number of its line; a line that ends in a backslash goes on in the next.
+/// The commands of a block, each with its line number. A backslash at the end of a line continues the command.
 fn commands(block: &Block<'_>) -> Vec<(usize, String)> {
     let mut commands = Vec::new();
     let mut open: Option<(usize, String)> = None;
@@ -555,7 +555,7 @@ fn commands(block: &Block<'_>) -> Vec<(usize, String)> {
     commands
 }
 
-/// The words of a command without variables in front of it, and without a comment after it.
+/// The words of a command, without leading variables and a trailing comment.
 fn words(command: &str) -> Vec<&str> {
     let command = command.split(" #").next().unwrap();
     let is_variable = |word: &&str| {
@@ -564,7 +564,7 @@ fn words(command: &str) -> Vec<&str> {
     command.split_whitespace().skip_while(is_variable).collect()
 }
 
-/// Whether the test can run it: it needs no running server, and no file outside of its directory.
+/// Whether the test can run the command: it needs no running server, and no file outside its directory.
 fn can_run(words: &[&str]) -> bool {
     let is_outside = |word: &&str| word.matches('/').count() > 1 && word.starts_with('/');
     words[1..].first() != Some(&"revoke")
@@ -635,7 +635,7 @@ fn create_data(dir: &WorkDir) {
 }
 
 #[test]
-fn anchors_are_those_of_github() {
+fn anchors_match_those_of_github() {
     for (heading, anchor) in [
         ("Cursor pagination", "cursor-pagination"),
         ("`store.insert` and friends", "storeinsert-and-friends"),

@@ -3,7 +3,7 @@
 mod harbour;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_harbour_example_shows_every_ship() {
+async fn harbour_example_prints_every_ship() {
     let mut lines = Vec::new();
     harbour::run(|line| lines.push(line)).await.unwrap();
     let expected = [

@@ -1,4 +1,4 @@
-//! The disk of this machine, with a switch that makes it fail.
+//! A disk with faults that tests can switch on.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tidewire_store::engine::{Disk, DiskDir, DiskFile, Files};
 
-/// Passes everything to the files of this machine, until it is told to fail.
+/// Forwards to the real file system until a fault is switched on.
 #[derive(Clone, Default)]
 pub(crate) struct FaultyDisk {
     fault: Arc<Fault>,
@@ -84,7 +84,7 @@ impl Disk for FaultyDisk {
     fn create(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
         let is_held = |dir: &mut Option<PathBuf>| dir.as_ref().is_some_and(|dir| file.starts_with(dir));
         drop(self.fault.released.wait_while(self.fault.held(), is_held));
-        assert!(!self.fault.panics.swap(false, SeqCst), "the disk panics because a test wants it to");
+        assert!(!self.fault.panics.swap(false, SeqCst), "the disk panics because a test asks for it");
         if self.fault.is_full.load(SeqCst) {
             return Err(ErrorKind::StorageFull.into());
         }

@@ -1,4 +1,4 @@
-//! A programmatic query that a test can stop in the middle of its computation.
+//! A programmatic query that a test can block during its computation.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,18 +16,19 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Shuts it until the guard is dropped, also if the test fails: a computation that waits would stop the runtime from ending.
-    pub(crate) fn shut(&self) -> Shut<'_> {
+    /// Shuts the gate until the guard is dropped, even if the test panics: a blocked computation would keep the runtime from
+    /// shutting down.
+    pub(crate) fn shut(&self) -> GateGuard<'_> {
         *self.is_shut.lock().unwrap() = true;
-        Shut(self)
+        GateGuard(self)
     }
 
-    /// The number of computations that wait for it to open.
+    /// The number of blocked computations.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(SeqCst)
     }
 
-    /// Waits while it is shut.
+    /// Blocks while the gate is shut.
     pub(crate) fn pass(&self) {
         let mut is_shut = self.is_shut.lock().unwrap();
         if *is_shut {
@@ -41,25 +42,25 @@ impl Gate {
 }
 
 /// Keeps a gate shut.
-pub(crate) struct Shut<'a>(&'a Gate);
+pub(crate) struct GateGuard<'a>(&'a Gate);
 
-impl Drop for Shut<'_> {
+impl Drop for GateGuard<'_> {
     fn drop(&mut self) {
         *self.0.is_shut.lock().unwrap() = false;
         self.0.opened.notify_all();
     }
 }
 
-/// Returns the records of a bucket that the caller may see, once the gate is open.
+/// A query for the records of a bucket that the caller may see. It blocks while the gate is shut.
 #[derive(Debug)]
-pub(crate) struct Gated {
+pub(crate) struct GatedQuery {
     pub(crate) bucket: &'static str,
     pub(crate) gate: Arc<Gate>,
-    /// If it is given, only results whose first record has this owner wait for the gate.
+    /// If set, only results whose first record has this owner wait for the gate.
     pub(crate) owner: Option<&'static str>,
 }
 
-impl ProgrammaticQuery for Gated {
+impl ProgrammaticQuery for GatedQuery {
     fn buckets(&self) -> Vec<String> {
         vec![self.bucket.to_owned()]
     }

@@ -12,9 +12,9 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::time::timeout;
 
 use crate::client::{Client, options, serve};
-use crate::gate::{Gate, Gated};
-use crate::house::{House, only, own_rows, tokens, user};
-use crate::page::Page;
+use crate::gate::{Gate, GatedQuery};
+use crate::metrics_page::MetricsPage;
+use crate::test_server::{TestServer, allow_only, own_rows, tokens, user};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Tide {
@@ -29,11 +29,11 @@ fn tide(id: &str, metres: f64) -> Tide {
 async fn serve_tides() -> (Server, tidewire::Client) {
     let server = serve(options()).await;
     let client = server.client(None);
-    define(&client).await;
+    define_tides(&client).await;
     (server, client)
 }
 
-async fn define(client: &tidewire::Client) {
+async fn define_tides(client: &tidewire::Client) {
     let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
     client.request::<Json>("store.defineBucket", json!({"name": "tides", "config": config})).await.unwrap();
 }
@@ -43,7 +43,7 @@ fn code<T: std::fmt::Debug>(result: Result<T, RequestError>) -> Code {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_written_and_read_as_types() {
+async fn typed_records_are_written_and_read() {
     let (server, client) = serve_tides().await;
     let brest: Tide = client.insert("tides", tide("Brest", 4.2)).await.unwrap();
     assert_eq!(brest, tide("Brest", 4.2));
@@ -64,8 +64,8 @@ async fn records_are_written_and_read_as_types() {
     assert_eq!(client.query::<Option<f64>>(nothing).await.unwrap(), None, "a result without data is null");
     // The same records over a socket.
     let mut socket = Client::connect(&server).await;
-    assert_eq!(socket.ask("store.count", json!({"bucket": "tides"})).await, 1);
-    let page = Page::of(&server).await;
+    assert_eq!(socket.call("store.count", json!({"bucket": "tides"})).await, 1);
+    let page = MetricsPage::read(&server).await;
     let counted = [
         ("store.defineBucket", 1),
         ("store.insert", 2),
@@ -103,11 +103,11 @@ async fn errors_are_those_of_the_wire_protocol() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn details_are_hidden_if_the_server_hides_them() {
+async fn error_details_are_hidden_if_configured() {
     let options = options().expose_error_details(false);
     let server = serve(options).await;
     let client = server.client(None);
-    define(&client).await;
+    define_tides(&client).await;
     let wrong = client.insert::<Json>("tides", json!({"metres": 1})).await.unwrap_err();
     assert_eq!((wrong.code, wrong.details), (Code::ValidationError, None));
 }
@@ -116,32 +116,32 @@ async fn details_are_hidden_if_the_server_hides_them() {
 async fn subscriptions_push_results_deltas_and_their_end() {
     let (server, client) = serve_tides().await;
     let mut socket = Client::connect(&server).await;
-    let whole = json!({"config": {"bucket": "tides"}});
-    let mut results = client.subscribe::<Vec<Tide>>(whole.clone()).await.unwrap();
+    let query = json!({"config": {"bucket": "tides"}});
+    let mut results = client.subscribe::<Vec<Tide>>(query).await.unwrap();
     assert_eq!(results.first::<Vec<Tide>>().unwrap(), Some(Vec::new()));
     assert_eq!(results.position(), None);
-    let deltas = json!({"config": {"bucket": "tides"}, "mode": "delta"});
-    let mut deltas = client.subscribe::<Json>(deltas).await.unwrap();
+    let query = json!({"config": {"bucket": "tides"}, "mode": "delta"});
+    let mut deltas = client.subscribe::<Json>(query).await.unwrap();
     assert!(deltas.position().is_some() && !deltas.is_resumed());
-    socket.ask("store.insert", json!({"bucket": "tides", "data": tide("Brest", 4.2)})).await;
+    socket.call("store.insert", json!({"bucket": "tides", "data": tide("Brest", 4.2)})).await;
     let push = results.next().await.unwrap();
     assert_eq!((push.data, push.position), (Some(vec![tide("Brest", 4.2)]), None));
     let push = deltas.next().await.unwrap();
     assert_eq!(push.data.unwrap()["added"][0]["id"], "Brest");
     let position = push.position.unwrap();
     drop(deltas);
-    socket.ask("store.insert", json!({"bucket": "tides", "data": tide("Hook", 1.0)})).await;
+    socket.call("store.insert", json!({"bucket": "tides", "data": tide("Hook", 1.0)})).await;
     let since = json!({"config": {"bucket": "tides"}, "mode": "delta", "since": position});
     let resumed = client.subscribe::<Json>(since).await.unwrap();
     assert!(resumed.is_resumed());
     assert_eq!(resumed.first::<Json>().unwrap().unwrap()["added"][0]["id"], "Hook");
     assert_eq!(server.stats().subscriptions, 2);
     drop(resumed);
-    assert_eq!(server.stats().subscriptions, 1, "a subscription that is dropped has ended");
+    assert_eq!(server.stats().subscriptions, 1, "dropping a subscription ends it");
     assert_eq!(results.next().await.unwrap().data.map(|tides| tides.len()), Some(2));
-    socket.ask("store.dropBucket", json!({"name": "tides"})).await;
+    socket.call("store.dropBucket", json!({"name": "tides"})).await;
     assert_eq!(code(results.next().await), Code::BucketNotDefined);
-    assert_eq!(code(results.next().await), Code::NotFound, "it has ended once");
+    assert_eq!(code(results.next().await), Code::NotFound, "the end is reported once");
     assert_eq!(server.stats().subscriptions, 0);
 }
 
@@ -156,49 +156,49 @@ async fn a_slow_reader_gets_the_newest_result() {
     while last < 999 {
         let push = timeout(PATIENCE, results.next()).await.unwrap().unwrap();
         let number = push.data.unwrap()[0]["number"].as_u64().unwrap();
-        assert!(number > last || pushes == 0, "results do not go back");
+        assert!(number > last || pushes == 0, "results must not go back");
         (pushes, last) = (pushes + 1, number);
     }
     assert!(pushes < 1000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn permissions_and_rows_bind_it() {
-    let auth = only(tokens([user("ann", &["member"])]), [own_rows("member")]);
-    let house = House::open(auth).await;
-    house.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
-    let stranger = house.server.client(None);
-    assert_eq!(code(stranger.get::<Json>("notes", "a").await), Code::Unauthorized);
-    let ann = house.server.client(Session::new("ann", ["member"]));
+async fn permissions_and_row_filters_apply() {
+    let auth = allow_only(tokens([user("ann", &["member"])]), [own_rows("member")]);
+    let test = TestServer::start(auth).await;
+    test.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
+    let anonymous = test.server.client(None);
+    assert_eq!(code(anonymous.get::<Json>("notes", "a").await), Code::Unauthorized);
+    let ann = test.server.client(Session::new("ann", ["member"]));
     assert!(ann.get::<Json>("notes", "a").await.unwrap().is_some());
     assert!(ann.get::<Json>("notes", "b").await.unwrap().is_none());
     assert_eq!(code(ann.update::<Json>("notes", "b", json!({"x": 1})).await), Code::NotFound);
     assert_eq!(code(ann.request::<Json>("store.stats", json!({})).await), Code::Forbidden);
     let mut notes = ann.subscribe::<Vec<Json>>(json!({"config": {"bucket": "notes"}})).await.unwrap();
     assert_eq!(notes.first::<Vec<Json>>().unwrap().unwrap().len(), 1);
-    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "c", "owner": "bob"})))).await;
-    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "d", "owner": "ann"})))).await;
+    test.write(|draft| draft.insert("notes", crate::test_server::object(json!({"id": "c", "owner": "bob"})))).await;
+    test.write(|draft| draft.insert("notes", crate::test_server::object(json!({"id": "d", "owner": "ann"})))).await;
     let seen = notes.next().await.unwrap().data.unwrap();
     assert_eq!(seen.iter().map(|note| note["id"].as_str().unwrap()).collect::<Vec<_>>(), ["a", "d"]);
-    // It is a connection like others: it is listed, and its session can be revoked.
-    let listed = house.server.connections();
+    // It is listed like any connection, and its session can be revoked.
+    let listed = test.server.connections();
     assert_eq!(listed.iter().filter(|row| row.user_id.as_deref() == Some("ann")).count(), 1);
     assert!(listed.iter().all(|row| row.connection_id.starts_with("local-")));
-    assert_eq!(house.server.revoke_user("ann"), 1);
+    assert_eq!(test.server.revoke_user("ann"), 1);
     assert_eq!(code(notes.next().await), Code::SessionRevoked);
     assert_eq!(code(ann.get::<Json>("notes", "a").await), Code::SessionRevoked);
-    let again = house.server.client(Session::new("ann", ["member"]));
-    assert_eq!(code(again.get::<Json>("notes", "a").await), Code::SessionRevoked, "as a login would be refused");
+    let again = test.server.client(Session::new("ann", ["member"]));
+    assert_eq!(code(again.get::<Json>("notes", "a").await), Code::SessionRevoked, "as a login would be");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_bind_it() {
+async fn rate_and_subscription_limits_apply() {
     let options = options()
         .rate_limit(RateLimit::new(3, Duration::from_hours(1)))
         .connection_limits(ConnectionLimits::default().max_subscriptions_per_connection(1));
     let server = serve(options).await;
     let client = server.client(None);
-    define(&client).await;
+    define_tides(&client).await;
     let query = json!({"config": {"bucket": "tides"}});
     let _held = client.subscribe::<Json>(query.clone()).await.unwrap();
     assert_eq!(code(client.subscribe::<Json>(query).await.map(drop)), Code::RateLimited);
@@ -208,7 +208,7 @@ async fn limits_bind_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_ends_with_the_server_and_the_server_without_it() {
+async fn client_ends_with_the_server_and_does_not_delay_its_stop() {
     let (server, client) = serve_tides().await;
     let mut results = client.subscribe::<Json>(json!({"config": {"bucket": "tides"}})).await.unwrap();
     let waiting = tokio::spawn(async move { results.next().await });
@@ -224,30 +224,30 @@ async fn it_ends_with_the_server_and_the_server_without_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_dropped_leaves_nothing_behind() {
+async fn dropped_client_releases_its_connection_and_subscriptions() {
     let (server, client) = serve_tides().await;
     let results = client.subscribe::<Json>(json!({"config": {"bucket": "tides"}})).await.unwrap();
     drop(client);
     assert_eq!(server.stats().subscriptions, 1, "a subscription holds its client");
     drop(results);
-    wait_until_async("it is gone", PATIENCE, async || server.connection_count() == 0).await;
+    wait_until_async("the connection is removed", PATIENCE, async || server.connection_count() == 0).await;
     assert_eq!(server.stats().subscriptions, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_may_be_used_without_auth_and_with_a_login_by_token() {
-    let house = House::open(tokens([user("ann", &["admin"])])).await;
-    let client = house.server.client(None);
+async fn client_can_log_in_with_a_token() {
+    let test = TestServer::start(tokens([user("ann", &["admin"])])).await;
+    let client = test.server.client(None);
     let session: Json = client.request("auth.login", json!({"token": "ann"})).await.unwrap();
     assert_eq!(session["userId"], "ann");
-    define(&client).await;
+    define_tides(&client).await;
     assert_eq!(client.request::<Json>("auth.whoami", ()).await.unwrap()["authenticated"], true);
     client.request::<Json>("auth.logout", ()).await.unwrap();
     assert_eq!(code(client.get::<Json>("tides", 1).await), Code::Unauthorized);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_that_is_cancelled_by_its_id_ends_for_its_reader() {
+async fn unsubscribing_by_id_ends_the_subscription_for_its_reader() {
     let (server, client) = serve_tides().await;
     let mut results = client.subscribe::<Json>(json!({"config": {"bucket": "tides"}})).await.unwrap();
     let waiting = tokio::spawn(async move { results.next().await });
@@ -258,13 +258,13 @@ async fn a_subscription_that_is_cancelled_by_its_id_ends_for_its_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_is_not_overtaken_by_a_subscription() {
+async fn subscription_does_not_overtake_a_login() {
     let gate = Arc::new(Gate::default());
-    let auth = only(tokens([user("bob", &["member"])]), [own_rows("member")]);
-    let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: None };
-    let house = House::open_with(options().auth(auth).query("mine", mine)).await;
-    house.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
-    let client = house.server.client(Session::new("ann", ["member"]));
+    let auth = allow_only(tokens([user("bob", &["member"])]), [own_rows("member")]);
+    let mine = GatedQuery { bucket: "notes", gate: Arc::clone(&gate), owner: None };
+    let test = TestServer::start_with(options().auth(auth).query("mine", mine)).await;
+    test.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
+    let client = test.server.client(Session::new("ann", ["member"]));
     let shut = gate.shut();
     let (subscribed, logged_in, ()) = tokio::join!(
         client.subscribe::<Vec<Json>>(json!({"query": "mine"})),
@@ -276,8 +276,8 @@ async fn a_login_is_not_overtaken_by_a_subscription() {
     );
     assert_eq!(logged_in.unwrap()["userId"], "bob");
     let mut notes = subscribed.unwrap();
-    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "c", "owner": "bob"})))).await;
-    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "d", "owner": "ann"})))).await;
+    test.write(|draft| draft.insert("notes", crate::test_server::object(json!({"id": "c", "owner": "bob"})))).await;
+    test.write(|draft| draft.insert("notes", crate::test_server::object(json!({"id": "d", "owner": "ann"})))).await;
     let seen = timeout(PATIENCE, notes.next()).await.unwrap().unwrap().data.unwrap();
     assert!(seen.iter().all(|note| note["owner"] == "bob"), "{seen:?}");
 }
@@ -304,13 +304,13 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_works_on_a_thread_without_a_runtime() {
-    let all = Gated { bucket: "tides", gate: Arc::default(), owner: None };
+async fn client_works_without_a_runtime() {
+    let all = GatedQuery { bucket: "tides", gate: Arc::default(), owner: None };
     let server = serve(options().query("all", all)).await;
     let client = server.client(None);
     let thread = std::thread::spawn(move || {
         block_on(async {
-            define(&client).await;
+            define_tides(&client).await;
             let mut tides = client.subscribe::<Vec<Json>>(json!({"query": "all"})).await.unwrap();
             client.insert::<Json>("tides", tide("Brest", 4.2)).await.unwrap();
             tides.next().await.unwrap().data.unwrap().len()

@@ -1,4 +1,4 @@
-//! How many connections, requests and subscriptions there may be.
+//! Limits on connections, requests and subscriptions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,77 +9,79 @@ use tidewire::auth::Auth;
 use tidewire::{ConnectionLimits, RateLimit, Server};
 use tidewire_store::{Store, StoreOptions};
 
-use crate::client::{Client, Tokens, is_left_with, notes, options, serve, serve_store, store_at};
-use crate::page::wait_for;
-use crate::raw::{Raw, TEXT, frame, handshake};
+use crate::client::{
+    Client, RoleTokens, notes_config, options, serve, serve_store, store_with_clock, wait_for_connections,
+};
+use crate::metrics_page::wait_for_metrics;
+use crate::raw::{RawClient, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_has_only_so_many_connections() {
+async fn connections_per_address_are_limited() {
     let options = options().max_connections_per_ip(2);
     let server = serve(options).await;
     let (mut first, second) = (Client::connect(&server).await, Client::connect(&server).await);
     for _ in 0..3 {
-        let mut raw = Raw::connect(&server).await;
+        let mut raw = RawClient::connect(&server).await;
         raw.write(handshake("/", "").as_bytes()).await;
         assert_eq!(raw.head().await.0, 101, "the handshake completes");
         let (kind, payload) = raw.frame().await.unwrap();
         assert_eq!((kind, &payload[..2], &payload[2..]), (8, &[0x0f, 0xa3][..], &b"too_many_connections"[..]));
-        assert!(!raw.more().await, "and that is all");
+        assert!(!raw.read_some().await, "the connection ends");
     }
-    is_left_with(&server, 2).await;
-    first.ask("store.buckets", json!({})).await;
+    wait_for_connections(&server, 2).await;
+    first.call("store.buckets", json!({})).await;
     drop(second);
-    is_left_with(&server, 1).await;
-    // The place is free when the connection is out of the count of all, which is a moment later.
-    wait_for_place(&server).await.ask("store.buckets", json!({})).await;
+    wait_for_connections(&server, 1).await;
+    // The permit is released shortly after the connection has left the count.
+    wait_for_permit(&server).await.call("store.buckets", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn there_are_only_so_many_connections() {
+async fn total_connections_are_limited() {
     let options = options().max_connections(2);
     let server = serve(options).await;
     let (mut first, second) = (Client::connect(&server).await, Client::connect(&server).await);
     for _ in 0..3 {
-        let mut raw = Raw::connect(&server).await;
+        let mut raw = RawClient::connect(&server).await;
         raw.write(handshake("/", "").as_bytes()).await;
         assert_eq!(raw.response().await.0, 503);
-        assert!(!raw.more().await, "it ends");
+        assert!(!raw.read_some().await, "the connection ends");
     }
-    // Others than clients are answered.
-    let mut raw = Raw::connect(&server).await;
+    // Requests other than handshakes are answered.
+    let mut raw = RawClient::connect(&server).await;
     raw.write(b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n").await;
     assert_eq!(raw.response().await.0, 200);
     drop(raw);
-    first.ask("store.buckets", json!({})).await;
+    first.call("store.buckets", json!({})).await;
     drop(second);
-    is_left_with(&server, 1).await;
-    wait_for_place(&server).await.ask("store.buckets", json!({})).await;
+    wait_for_connections(&server, 1).await;
+    wait_for_permit(&server).await.call("store.buckets", json!({})).await;
 }
 
-/// Connects when there is room.
-async fn wait_for_place(server: &Server) -> Client {
+/// Connects as soon as a connection is admitted.
+async fn wait_for_permit(server: &Server) -> Client {
     loop {
-        let mut raw = Raw::connect(server).await;
+        let mut raw = RawClient::connect(server).await;
         raw.write(handshake("/", "").as_bytes()).await;
         if raw.head().await.0 == 101 && raw.frame().await.unwrap().0 == 1 {
             drop(raw);
-            is_left_with(server, 1).await;
+            wait_for_connections(server, 1).await;
             return Client::connect(server).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sockets_that_say_nothing_are_counted_too() {
+async fn idle_sockets_count_as_connections() {
     let options = options().max_connections(1);
     let server = serve(options).await;
-    let idle = Raw::connect(&server).await;
-    let mut raw = Raw::connect(&server).await;
+    let idle = RawClient::connect(&server).await;
+    let mut raw = RawClient::connect(&server).await;
     raw.write(handshake("/", "").as_bytes()).await;
     assert_eq!(raw.response().await.0, 503);
     drop(idle);
     loop {
-        let mut raw = Raw::connect(&server).await;
+        let mut raw = RawClient::connect(&server).await;
         raw.write(handshake("/", "").as_bytes()).await;
         if raw.head().await.0 == 101 {
             break;
@@ -87,25 +89,25 @@ async fn sockets_that_say_nothing_are_counted_too() {
     }
 }
 
-/// The writer is busy. Of a hundred writes of 60 KB only those are started that have 4 MiB together.
+/// The writer is busy. Of a hundred writes of 60 KB, only 4 MiB are started.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_in_flight_are_limited_in_bytes() {
     const WRITES: usize = 100;
     let store = Store::memory(StoreOptions::default());
-    store.define_bucket("notes", notes()).wait().unwrap();
+    store.define_bucket("notes", notes_config()).wait().unwrap();
     let server = serve_store(store.clone(), options()).await;
-    let raw = Raw::websocket(&server).await;
+    let raw = RawClient::websocket(&server).await;
     let (release, released) = std::sync::mpsc::channel::<()>();
     let busy = store.write(move |_| {
-        // Until the test is done with it, also if it fails.
+        // Until the test drops the sender, even if it fails.
         let _ = released.recv();
         Ok(())
     });
     let text = "x".repeat(60_000);
     let write = |id| json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": text}}).to_string();
     let mut raw = raw.split((0..WRITES).flat_map(|id| frame(TEXT, write(id).as_bytes())).collect());
-    // One more has been read, and waits.
-    let page = wait_for(&server, "4 MiB are in flight, and not more", |page| {
+    // One more has been read, and is held back.
+    let page = wait_for_metrics(&server, "4 MiB are in flight, and not more", |page| {
         page.get("memory_used_bytes") > 4 << 20 && page.get("store_writes_waiting") == (4 << 20) / 61_000
     })
     .await;
@@ -115,7 +117,7 @@ async fn writes_in_flight_are_limited_in_bytes() {
     for id in 0..WRITES {
         assert_eq!(raw.json().await["id"], id);
     }
-    wait_for(&server, "everything is released", |page| page.get("memory_used_bytes") == 0).await;
+    wait_for_metrics(&server, "the memory is released", |page| page.get("memory_used_bytes") == 0).await;
 }
 
 fn retry_after(error: &Json) -> u64 {
@@ -125,25 +127,25 @@ fn retry_after(error: &Json) -> u64 {
 }
 
 async fn limited(client: &mut Client) -> u64 {
-    retry_after(&client.fail("store.buckets", json!({})).await.1)
+    retry_after(&client.call_err("store.buckets", json!({})).await.1)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_limited_to_the_millisecond() {
+async fn rate_limit_is_exact_to_the_millisecond() {
     let now = Arc::new(AtomicU64::new(10_000));
     let options = options().rate_limit(RateLimit::new(3, Duration::from_secs(1)));
-    let server = serve_store(store_at(&now), options).await;
+    let server = serve_store(store_with_clock(&now), options).await;
     let mut client = Client::connect(&server).await;
-    // What is no request does not count.
+    // An invalid message does not count.
     client.send_text("{").await;
     client.receive().await;
     for at in [10_000, 10_200, 10_500] {
         now.store(at, SeqCst);
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
     }
     now.store(10_700, SeqCst);
     assert_eq!(limited(&mut client).await, 300);
-    // Those that are turned away do not count.
+    // Rejected requests do not count.
     for _ in 0..10 {
         assert_eq!(limited(&mut client).await, 300);
     }
@@ -153,57 +155,57 @@ async fn requests_are_limited_to_the_millisecond() {
     now.store(10_999, SeqCst);
     assert_eq!(limited(&mut client).await, 1);
     now.store(11_000, SeqCst);
-    other.ask("store.buckets", json!({})).await;
+    other.call("store.buckets", json!({})).await;
     assert_eq!(limited(&mut client).await, 200);
     now.store(11_200, SeqCst);
-    // Whatever it asks counts, also what does not exist and what is wrong.
-    assert_eq!(client.fail("store.nothing", json!({})).await.0, "UNKNOWN_OPERATION");
+    // Every request counts, even an unknown operation or one with invalid parameters.
+    assert_eq!(client.call_err("store.nothing", json!({})).await.0, "UNKNOWN_OPERATION");
     assert_eq!(limited(&mut client).await, 300);
     now.store(11_500, SeqCst);
-    assert_eq!(client.fail("store.get", json!({})).await.0, "VALIDATION_ERROR");
+    assert_eq!(client.call_err("store.get", json!({})).await.0, "VALIDATION_ERROR");
     assert_eq!(limited(&mut client).await, 500);
     now.store(12_000, SeqCst);
-    assert_eq!(client.fail("ping", json!({})).await.0, "UNKNOWN_OPERATION");
+    assert_eq!(client.call_err("ping", json!({})).await.0, "UNKNOWN_OPERATION");
     assert_eq!(limited(&mut client).await, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_has_one_budget_and_strangers_another() {
+async fn users_and_anonymous_clients_have_separate_budgets() {
     let now = Arc::new(AtomicU64::new(10_000));
-    let options = options().rate_limit(RateLimit::new(3, Duration::from_secs(1))).auth(Auth::new(Tokens));
-    let server = serve_store(store_at(&now), options).await;
+    let options = options().rate_limit(RateLimit::new(3, Duration::from_secs(1))).auth(Auth::new(RoleTokens));
+    let server = serve_store(store_with_clock(&now), options).await;
     let (mut one, mut two) = (Client::connect(&server).await, Client::connect(&server).await);
     for _ in 0..10 {
-        assert_eq!(one.fail("store.buckets", json!({})).await.0, "UNAUTHORIZED");
-        assert_eq!(one.fail("no.such", json!({})).await.0, "UNAUTHORIZED", "even if there is no such operation");
+        assert_eq!(one.call_err("store.buckets", json!({})).await.0, "UNAUTHORIZED");
+        assert_eq!(one.call_err("no.such", json!({})).await.0, "UNAUTHORIZED", "even for an unknown operation");
     }
     // Logins are charged to the address.
-    one.ask("auth.login", json!({"token": "mara:admin"})).await;
-    two.ask("auth.login", json!({"token": "mara:admin"})).await;
+    one.call("auth.login", json!({"token": "mara:admin"})).await;
+    two.call("auth.login", json!({"token": "mara:admin"})).await;
     let mut third = Client::connect(&server).await;
-    assert_eq!(third.fail("auth.login", json!({"token": "nobody"})).await.0, "UNAUTHORIZED");
-    let error = third.fail("auth.login", json!({"token": "ines:admin"})).await.1;
+    assert_eq!(third.call_err("auth.login", json!({"token": "unknown"})).await.0, "UNAUTHORIZED");
+    let error = third.call_err("auth.login", json!({"token": "ines:admin"})).await.1;
     assert_eq!(retry_after(&error), 1000);
-    // A user's connections share what is the user's.
+    // All connections of a user share the budget of the user.
     now.store(10_100, SeqCst);
-    one.ask("store.buckets", json!({})).await;
-    two.ask("store.buckets", json!({})).await;
-    assert_eq!(one.fail("ping", json!({})).await.0, "UNKNOWN_OPERATION");
+    one.call("store.buckets", json!({})).await;
+    two.call("store.buckets", json!({})).await;
+    assert_eq!(one.call_err("ping", json!({})).await.0, "UNKNOWN_OPERATION");
     assert_eq!(limited(&mut one).await, 1000);
     assert_eq!(limited(&mut two).await, 1000);
-    let error = third.fail("auth.whoami", json!({})).await.1;
+    let error = third.call_err("auth.whoami", json!({})).await.1;
     assert_eq!(retry_after(&error), 900);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_details_nobody_learns_them_whatever_the_code() {
+async fn error_details_are_hidden_for_every_code() {
     let now = Arc::new(AtomicU64::new(10_000));
     let options = options().rate_limit(RateLimit::new(9, Duration::from_secs(1))).expose_error_details(false);
-    let server = serve_store(store_at(&now), options).await;
+    let server = serve_store(store_with_clock(&now), options).await;
     let mut client = Client::connect(&server).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "n": {"type": "number", "unique": true}}});
-    client.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
-    client.ask("store.insert", json!({"bucket": "b", "data": {"id": "1", "n": 1}})).await;
+    client.call("store.defineBucket", json!({"name": "b", "config": config})).await;
+    client.call("store.insert", json!({"bucket": "b", "data": {"id": "1", "n": 1}})).await;
     let insert = |data: Json| json!({"bucket": "b", "data": data});
     let twice = json!({"operations": [{"op": "insert", "bucket": "b", "data": {"id": "1"}}]});
     for (operation, params, code) in [
@@ -217,71 +219,71 @@ async fn without_details_nobody_learns_them_whatever_the_code() {
         ("store.all", json!({"bucket": "b"}), "RATE_LIMITED"),
     ] {
         if code.is_empty() {
-            client.ask(operation, params).await;
+            client.call(operation, params).await;
             continue;
         }
-        let (said, error) = client.fail(operation, params).await;
-        assert_eq!(said, code, "{error}");
+        let (got, error) = client.call_err(operation, params).await;
+        assert_eq!(got, code, "{error}");
         let keys: Vec<&str> = error.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(keys, ["id", "type", "code", "message"], "{error}");
     }
 }
 
 async fn prepare(client: &mut Client) {
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    client.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    client.call("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
 }
 
 async fn subscribe(client: &mut Client) -> Json {
-    client.ask("store.subscribe", json!({"query": "all"})).await["subscriptionId"].clone()
+    client.call("store.subscribe", json!({"query": "all"})).await["subscriptionId"].clone()
 }
 
-async fn too_many(client: &mut Client) {
-    let (code, error) = client.fail("store.subscribe", json!({"query": "all"})).await;
+async fn expect_too_many_subscriptions(client: &mut Client) {
+    let (code, error) = client.call_err("store.subscribe", json!({"query": "all"})).await;
     assert_eq!(code, "RATE_LIMITED");
     assert_eq!(error.get("details"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_has_only_so_many_subscriptions() {
+async fn subscriptions_per_connection_are_limited() {
     let options = options().connection_limits(ConnectionLimits::default().max_subscriptions_per_connection(3));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     prepare(&mut client).await;
     let first = subscribe(&mut client).await;
-    // One that fails takes no place.
-    assert_eq!(client.fail("store.subscribe", json!({"query": "none"})).await.0, "QUERY_NOT_DEFINED");
-    assert_eq!(client.fail("store.subscribe", json!({})).await.0, "VALIDATION_ERROR");
+    // A failed subscription consumes no permit.
+    assert_eq!(client.call_err("store.subscribe", json!({"query": "none"})).await.0, "QUERY_NOT_DEFINED");
+    assert_eq!(client.call_err("store.subscribe", json!({})).await.0, "VALIDATION_ERROR");
     subscribe(&mut client).await;
     subscribe(&mut client).await;
-    too_many(&mut client).await;
+    expect_too_many_subscriptions(&mut client).await;
     assert_eq!(server.connections()[0].store_subscriptions, 3);
-    is_left_with(&server, 1).await;
-    // Another connection has its own.
+    wait_for_connections(&server, 1).await;
+    // Another connection has its own limit.
     let mut other = Client::connect(&server).await;
     subscribe(&mut other).await;
-    client.ask("store.unsubscribe", json!({"subscriptionId": first})).await;
-    assert_eq!(client.fail("store.unsubscribe", json!({"subscriptionId": first})).await.0, "NOT_FOUND");
-    is_left_with(&server, 2).await;
+    client.call("store.unsubscribe", json!({"subscriptionId": first})).await;
+    assert_eq!(client.call_err("store.unsubscribe", json!({"subscriptionId": first})).await.0, "NOT_FOUND");
+    wait_for_connections(&server, 2).await;
     subscribe(&mut client).await;
-    too_many(&mut client).await;
-    // All three still hear of everything.
-    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "flood"}})).await;
-    let mut heard = Vec::new();
+    expect_too_many_subscriptions(&mut client).await;
+    // All three still receive every change.
+    client.call("store.insert", json!({"bucket": "notes", "data": {"text": "flood"}})).await;
+    let mut pushed = Vec::new();
     for _ in 0..3 {
-        heard.push(client.push().await["subscriptionId"].as_str().unwrap().to_owned());
+        pushed.push(client.push().await["subscriptionId"].as_str().unwrap().to_owned());
     }
-    heard.sort();
-    heard.dedup();
-    assert_eq!(heard.len(), 3);
-    assert!(client.is_silent().await);
+    pushed.sort();
+    pushed.dedup();
+    assert_eq!(pushed.len(), 3);
+    assert!(client.has_no_pushes().await);
     drop((client, other));
-    is_left_with(&server, 0).await;
+    wait_for_connections(&server, 0).await;
     assert_eq!(server.stats().subscriptions, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_connections_together_have_only_so_many_subscriptions() {
+async fn total_subscriptions_are_limited() {
     let options = options().connection_limits(ConnectionLimits::default().max_total_subscriptions(3));
     let server = serve(options).await;
     let (mut one, mut two) = (Client::connect(&server).await, Client::connect(&server).await);
@@ -289,23 +291,23 @@ async fn all_connections_together_have_only_so_many_subscriptions() {
     let first = subscribe(&mut one).await;
     subscribe(&mut two).await;
     subscribe(&mut two).await;
-    too_many(&mut one).await;
-    too_many(&mut two).await;
+    expect_too_many_subscriptions(&mut one).await;
+    expect_too_many_subscriptions(&mut two).await;
     assert_eq!(server.stats().subscriptions, 3);
-    one.ask("store.unsubscribe", json!({"subscriptionId": first})).await;
+    one.call("store.unsubscribe", json!({"subscriptionId": first})).await;
     subscribe(&mut one).await;
-    too_many(&mut two).await;
+    expect_too_many_subscriptions(&mut two).await;
     drop(two);
-    is_left_with(&server, 1).await;
+    wait_for_connections(&server, 1).await;
     assert_eq!(server.stats().subscriptions, 1);
     subscribe(&mut one).await;
     subscribe(&mut one).await;
-    too_many(&mut one).await;
-    // What ends with its bucket gives its place back.
-    one.ask("store.dropBucket", json!({"name": "notes"})).await;
-    tidewire_testkit::wait_until_async("they have ended", tidewire_testkit::PATIENCE, async || {
+    expect_too_many_subscriptions(&mut one).await;
+    // Dropping the bucket ends the subscriptions and releases their permits.
+    one.call("store.dropBucket", json!({"name": "notes"})).await;
+    tidewire_testkit::wait_until_async("the subscriptions have ended", tidewire_testkit::PATIENCE, async || {
         server.stats().subscriptions == 0
     })
     .await;
-    is_left_with(&server, 1).await;
+    wait_for_connections(&server, 1).await;
 }

@@ -1,38 +1,38 @@
-//! What comes before what: replies in the order of requests, a write's reply before its push, pushes in the order of commits.
+//! Ordering: replies in request order, the reply to a write before its push, pushes in commit order.
 
 use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
 
-use crate::client::{Client, notes, options, serve, serve_store};
-use crate::tides::{serve_tides, tides};
+use crate::client::{Client, notes_config, options, serve, serve_store};
+use crate::tides::{serve_tides, tides_config};
 
-/// The ids of the requests to which the replies have come, and what each push showed.
-struct Heard {
+/// The IDs of answered requests, and the pushes, each with the number of replies before it.
+struct Received {
     answered: Vec<u64>,
     pushes: Vec<(usize, Json)>,
 }
 
-/// Reads until so many replies have come and a push shows what is awaited.
-async fn hear(client: &mut Client, replies: usize, is_last: impl Fn(&Json) -> bool) -> Heard {
-    let mut heard = Heard { answered: Vec::new(), pushes: Vec::new() };
-    let mut is_over = false;
-    while heard.answered.len() < replies || !is_over {
+/// Reads until this many replies and a push that satisfies `is_last` have arrived.
+async fn receive_until(client: &mut Client, replies: usize, is_last: impl Fn(&Json) -> bool) -> Received {
+    let mut received = Received { answered: Vec::new(), pushes: Vec::new() };
+    let mut has_last = false;
+    while received.answered.len() < replies || !has_last {
         let message = client.receive().await;
         if let Some(id) = message["id"].as_u64() {
             assert_eq!(message["type"], "result", "{message}");
-            heard.answered.push(id);
+            received.answered.push(id);
         } else {
-            is_over |= is_last(&message);
-            heard.pushes.push((heard.answered.len(), message));
+            has_last |= is_last(&message);
+            received.pushes.push((received.answered.len(), message));
         }
     }
-    heard
+    received
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writes_reply_comes_before_its_push() {
+async fn reply_to_a_write_precedes_its_push() {
     let (_server, mut client) = serve_tides().await;
-    let subscribed = client.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    let subscribed = client.call("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
     assert_eq!(subscribed["data"], json!([]));
     let mut sent = Vec::new();
     for level in 0..50 {
@@ -40,49 +40,52 @@ async fn a_writes_reply_comes_before_its_push() {
             client.send("store.insert", json!({"bucket": "tides", "data": {"port": "Hook", "level": level}})).await,
         );
     }
-    let heard = hear(&mut client, 50, |push| push["data"].as_array().unwrap().len() == 50).await;
-    assert_eq!(heard.answered, sent);
+    let received = receive_until(&mut client, 50, |push| push["data"].as_array().unwrap().len() == 50).await;
+    assert_eq!(received.answered, sent);
     let mut before = 0;
-    for (answered, push) in heard.pushes {
+    for (answered, push) in received.pushes {
         let records = push["data"].as_array().unwrap();
-        assert!(records.len() <= answered, "{} were shown when {answered} had been answered", records.len());
-        assert!(records.len() > before, "a push shows more than the one before");
+        assert!(records.len() <= answered, "a push shows {} records after {answered} replies", records.len());
+        assert!(records.len() > before, "each push shows more than the one before");
         before = records.len();
         let levels: Vec<&Json> = records.iter().map(|tide| &tide["level"]).collect();
-        assert!(levels.iter().enumerate().all(|(place, level)| **level == json!(place)), "{levels:?}");
+        assert!(levels.iter().enumerate().all(|(index, level)| **level == json!(index)), "{levels:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_reply_to_subscribe_comes_before_its_first_push() {
+async fn reply_to_subscribe_precedes_its_first_push() {
     let (server, mut writer) = serve_tides().await;
     let mut client = Client::connect(&server).await;
-    // Somebody writes all the time.
+    // Another client writes all the time.
     let writing = tokio::spawn(async move {
         for level in 0..200 {
             let data = json!({"port": "Hook", "level": level});
-            writer.ask("store.insert", json!({"bucket": "tides", "data": data})).await;
+            writer.call("store.insert", json!({"bucket": "tides", "data": data})).await;
         }
     });
     let config = json!({"bucket": "tides", "aggregate": {"function": "count"}});
-    let mut known: Vec<(String, u64)> = Vec::new();
-    let mut asked = 0;
+    let mut subscriptions: Vec<(String, u64)> = Vec::new();
+    let mut sent = 0;
     let mut last = 0;
-    while last < 200 || asked < 40 || known.len() < 40 {
-        if asked < 40 && asked == known.len() {
+    while last < 200 || sent < 40 || subscriptions.len() < 40 {
+        if sent < 40 && sent == subscriptions.len() {
             client.send("store.subscribe", json!({"config": config})).await;
-            asked += 1;
+            sent += 1;
         }
         let message = client.receive().await;
         if message.get("id").is_some() {
             let data = &message["data"];
-            known.push((data["subscriptionId"].as_str().unwrap().to_owned(), data["data"].as_u64().unwrap()));
+            subscriptions.push((data["subscriptionId"].as_str().unwrap().to_owned(), data["data"].as_u64().unwrap()));
             last = last.max(data["data"].as_u64().unwrap());
             continue;
         }
-        let (_, seen) = known.iter_mut().find(|(id, _)| message["subscriptionId"] == json!(id)).expect("it is known");
+        let (_, seen) = subscriptions
+            .iter_mut()
+            .find(|(id, _)| message["subscriptionId"] == json!(id))
+            .expect("no reply to subscribe before its push");
         let count = message["data"].as_u64().unwrap();
-        assert!(count > *seen, "it goes on from where it began: {count} after {seen}");
+        assert!(count > *seen, "a push continues from the reply: {count} after {seen}");
         *seen = count;
         last = last.max(count);
     }
@@ -90,7 +93,7 @@ async fn the_reply_to_subscribe_comes_before_its_first_push() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reads_see_the_writes_before_them_and_not_those_after() {
+async fn reads_see_earlier_writes_and_no_later_ones() {
     let (_server, mut client) = serve_tides().await;
     let mut sent = Vec::new();
     for level in 0..30 {
@@ -124,7 +127,7 @@ async fn definitions_and_writes_keep_their_order() {
         let name = format!("bucket{round}");
         for (operation, params, code) in [
             ("store.insert", json!({"bucket": name, "data": {"port": "Hook"}}), Some("BUCKET_NOT_DEFINED")),
-            ("store.defineBucket", json!({"name": name, "config": tides()}), None),
+            ("store.defineBucket", json!({"name": name, "config": tides_config()}), None),
             ("store.insert", json!({"bucket": name, "data": {"port": "Hook"}}), None),
             ("store.insert", json!({"bucket": name, "data": {}}), Some("VALIDATION_ERROR")),
             ("store.get", json!({"bucket": name, "key": 1}), None),
@@ -141,16 +144,16 @@ async fn definitions_and_writes_keep_their_order() {
     }
 }
 
-/// Everybody writes and follows; whatever is told as a delta is told in the order of the commits.
+/// Every client writes and subscribes. Deltas arrive in commit order.
 #[tokio::test(flavor = "multi_thread")]
-async fn deltas_come_in_the_order_of_commits_whoever_writes() {
+async fn deltas_arrive_in_commit_order() {
     let (server, _client) = serve_tides().await;
     let (writers, rounds) = (4_usize, 150_usize);
     let all = writers * rounds;
     let mut clients = Vec::new();
     for _ in 0..writers {
         let mut client = Client::connect(&server).await;
-        let subscribed = client.ask("store.subscribe", json!({"config": {"bucket": "tides"}, "mode": "delta"})).await;
+        let subscribed = client.call("store.subscribe", json!({"config": {"bucket": "tides"}, "mode": "delta"})).await;
         assert_eq!(subscribed["data"], json!([]));
         clients.push(client);
     }
@@ -159,29 +162,32 @@ async fn deltas_come_in_the_order_of_commits_whoever_writes() {
         tasks.push(tokio::spawn(async move {
             let mut ids = Vec::new();
             let mut own = Vec::new();
-            let mut open = None;
+            let mut in_flight = None;
             let mut sent = 0;
             while ids.len() < all {
-                if open.is_none() && sent < rounds {
+                if in_flight.is_none() && sent < rounds {
                     let data = json!({"port": writer.to_string(), "level": sent});
-                    open = Some(client.send("store.insert", json!({"bucket": "tides", "data": data})).await);
+                    in_flight = Some(client.send("store.insert", json!({"bucket": "tides", "data": data})).await);
                     sent += 1;
                 }
                 let message = client.receive().await;
                 if message.get("id").is_some() {
-                    assert_eq!(message["id"].as_u64(), open.take(), "{message}");
+                    assert_eq!(message["id"].as_u64(), in_flight.take(), "{message}");
                     own.push(message["data"]["id"].as_u64().unwrap());
                     continue;
                 }
-                let mut told = &message["data"]["added"];
+                let mut records = &message["data"]["added"];
                 if let Some(reset) = message["data"].get("reset") {
-                    // A reader that fell behind gets the whole result, which goes on from what it had.
+                    // A slow consumer gets a snapshot, which replaces what it had.
                     ids.clear();
-                    told = reset;
+                    records = reset;
                 }
-                for tide in told.as_array().expect("records") {
+                for tide in records.as_array().expect("records") {
                     let id = tide["id"].as_u64().unwrap();
-                    assert!(tide["port"] != json!(writer.to_string()) || own.contains(&id), "{id} was not answered");
+                    assert!(
+                        tide["port"] != json!(writer.to_string()) || own.contains(&id),
+                        "{id} was pushed before its reply"
+                    );
                     ids.push(id);
                 }
             }
@@ -194,13 +200,13 @@ async fn deltas_come_in_the_order_of_commits_whoever_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn writes_that_wait_together_share_the_disk() {
+async fn concurrent_writes_share_syncs() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;
-    client.ask("store.defineBucket", json!({"name": "tides", "config": tides()})).await;
-    // What the disk is waited for depends on how fast it is: with one that has no time at all, some still wait together.
+    client.call("store.defineBucket", json!({"name": "tides", "config": tides_config()})).await;
+    // How many writes share a sync depends on the speed of the disk. Even with a very fast one, some do.
     let mut inserts = 0;
     let mut syncs = 0;
     for _ in 0..10 {
@@ -219,61 +225,60 @@ async fn writes_that_wait_together_share_the_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_reply_comes_before_the_end_that_it_causes_and_nothing_comes_after_the_end() {
+async fn reply_precedes_the_end_it_causes_and_nothing_follows_the_end() {
     let (server, mut client) = serve_tides().await;
     let mut other = Client::connect(&server).await;
     for mode in ["whole", "delta"] {
         for round in 0..10 {
             let name = format!("{mode}{round}");
-            client.ask("store.defineBucket", json!({"name": name, "config": tides()})).await;
+            client.call("store.defineBucket", json!({"name": name, "config": tides_config()})).await;
             for client in [&mut client, &mut other] {
-                client.ask("store.subscribe", json!({"config": {"bucket": name}, "mode": mode})).await;
+                client.call("store.subscribe", json!({"config": {"bucket": name}, "mode": mode})).await;
             }
             let insert = client.send("store.insert", json!({"bucket": name, "data": {"port": "Hook"}})).await;
             let dropped = client.send("store.dropBucket", json!({"name": name})).await;
             let mut answered = Vec::new();
-            let mut is_over = false;
-            while !is_over {
+            let mut has_ended = false;
+            while !has_ended {
                 let message = client.receive().await;
                 if let Some(id) = message["id"].as_u64() {
                     assert_eq!(message["type"], "result", "{message}");
                     answered.push(id);
                     continue;
                 }
-                is_over = message.get("error").is_some();
-                let cause = if is_over { dropped } else { insert };
+                has_ended = message.get("error").is_some();
+                let cause = if has_ended { dropped } else { insert };
                 assert!(answered.contains(&cause), "{message}");
             }
-            // The other is told as well; the next that either hears is of the next round.
+            // The other client is notified too. The next push to either belongs to the next round.
             while other.push().await.get("error").is_none() {}
         }
     }
     for client in [&mut client, &mut other] {
-        client.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+        client.call("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
     }
     let id = client.send("store.insert", json!({"bucket": "tides", "data": {"port": "Hook"}})).await;
-    assert_eq!(client.receive().await["id"].as_u64(), Some(id), "nothing came after an end");
+    assert_eq!(client.receive().await["id"].as_u64(), Some(id), "nothing must follow the end");
     let (own, others) = (client.push().await, other.push().await);
     assert!(own.get("data").is_some() && others.get("data").is_some(), "{own} {others}");
 }
 
-/// A push did not wait for the reply to the last write in flight when the one before it had been answered, and then deltas came in
-/// another order than they were made.
+/// Regression: with two writes in flight, a push was sent before the reply to the last write, and deltas were reordered.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_follows_what_it_writes_hears_the_reply_first_and_everything_in_order() {
+async fn subscriber_of_its_own_writes_gets_each_reply_first_and_deltas_in_order() {
     const WRITES: u64 = 400;
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    client.ask("store.insert", json!({"bucket": "notes", "data": {"id": "a", "text": "x", "rank": 0}})).await;
-    let follow = |mode: &str| json!({"config": {"bucket": "notes"}, "mode": mode});
-    let deltas = client.ask("store.subscribe", follow("delta")).await["subscriptionId"].clone();
-    client.ask("store.subscribe", follow("whole")).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    client.call("store.insert", json!({"bucket": "notes", "data": {"id": "a", "text": "x", "rank": 0}})).await;
+    let params = |mode: &str| json!({"config": {"bucket": "notes"}, "mode": mode});
+    let deltas = client.call("store.subscribe", params("delta")).await["subscriptionId"].clone();
+    client.call("store.subscribe", params("whole")).await;
 
     let mut ids = Vec::new();
-    let (mut sent, mut answered, mut heard) = (0, 0, 0);
-    while heard < WRITES {
-        // Two in flight, mostly.
+    let (mut sent, mut answered, mut last_delta) = (0, 0, 0);
+    while last_delta < WRITES {
+        // At most two in flight.
         while sent < WRITES && sent < answered + 2 {
             sent += 1;
             let update = json!({"bucket": "notes", "key": "a", "data": {"rank": sent}});
@@ -287,15 +292,15 @@ async fn whoever_follows_what_it_writes_hears_the_reply_first_and_everything_in_
             continue;
         }
         let rank = rank(&message);
-        assert!(rank <= answered, "write {rank} is pushed when {answered} are answered");
+        assert!(rank <= answered, "write {rank} is pushed after {answered} replies");
         if message["subscriptionId"] == deltas {
-            assert!(rank > heard, "{message} comes after {heard}");
-            heard = rank;
+            assert!(rank > last_delta, "{message} comes after {last_delta}");
+            last_delta = rank;
         }
     }
 }
 
-/// Of the one note that there is.
+/// The rank of the only note.
 fn rank(push: &Json) -> u64 {
     let data = &push["data"];
     let rows = data.get("changed").or_else(|| data.get("reset")).unwrap_or(data);

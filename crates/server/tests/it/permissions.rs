@@ -1,4 +1,4 @@
-//! What rules allow, and what a host decides itself.
+//! Permissions by rules and by a custom check.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,25 +8,25 @@ use tidewire::{ProgrammaticQuery, RequestError, View};
 use tidewire_store::Answer;
 
 use crate::client::{Client, options};
-use crate::house::{House, only, tokens, user};
+use crate::test_server::{TestServer, allow_only, tokens, user};
 
-/// Two buckets, `own` and `other`, each with a query.
-async fn house(auth: Auth) -> House {
-    let house = House::open(auth).await;
+/// Starts a server with the buckets `own` and `other`, each with a query.
+async fn start_server(auth: Auth) -> TestServer {
+    let test = TestServer::start(auth).await;
     for bucket in ["own", "other"] {
-        house.bucket(bucket, [json!({"id": "a", "n": 1})]).await;
-        house.query(&format!("all-{bucket}"), json!({"bucket": bucket})).await;
+        test.bucket(bucket, [json!({"id": "a", "n": 1})]).await;
+        test.query(&format!("all-{bucket}"), json!({"bucket": bucket})).await;
     }
-    house
+    test
 }
 
-/// The code of a reply, empty if it is none.
+/// The error code of a reply, empty for a result.
 async fn code(client: &mut Client, operation: &str, params: Json) -> String {
     let id = client.send(operation, params).await;
     client.reply(id).await["code"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Everything that can be done to a bucket, in an order in which nothing stands in the way of what follows.
+/// Every operation on a bucket, in an order in which each can succeed.
 fn requests(bucket: &str) -> Vec<(&'static str, Json)> {
     vec![
         ("store.get", json!({"bucket": bucket, "key": "a"})),
@@ -62,20 +62,20 @@ fn requests(bucket: &str) -> Vec<(&'static str, Json)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_of_a_bucket_is_about_that_bucket_in_every_operation() {
+async fn bucket_rule_applies_to_its_bucket_in_every_operation() {
     let auth = tokens([user("dee", &["diver"])]);
-    let house = house(only(auth, [Rule::new("diver", ["store.*"]).on_buckets(["own"])])).await;
-    let mut client = house.client("dee").await;
+    let test = start_server(allow_only(auth, [Rule::new("diver", ["store.*"]).on_buckets(["own"])])).await;
+    let mut client = test.client("dee").await;
     for (operation, params) in requests("other") {
-        let (failed, error) = client.fail(operation, params.clone()).await;
+        let (failed, error) = client.call_err(operation, params.clone()).await;
         assert_eq!(failed, "FORBIDDEN", "{operation} {params}");
         assert!(error.get("details").is_none(), "{error}");
     }
-    // Not even whether it is there.
+    // Nor whether another bucket exists.
     for (operation, params) in requests("none") {
-        assert_eq!(code(&mut client, operation, params.clone()).await, expected_of_none(operation, &params));
+        assert_eq!(code(&mut client, operation, params.clone()).await, expected_for_undefined(operation, &params));
     }
-    // What names no bucket is not among those of this one.
+    // Operations without a bucket are not covered by a bucket rule.
     for operation in ["store.buckets", "store.stats", "store.listQueries", "server.stats", "server.connections"] {
         assert_eq!(code(&mut client, operation, json!({})).await, "FORBIDDEN", "{operation}");
     }
@@ -86,13 +86,13 @@ async fn a_rule_of_a_bucket_is_about_that_bucket_in_every_operation() {
     }
 }
 
-/// A query that is not there has no bucket: whoever may follow some query is told that there is none.
-fn expected_of_none(operation: &str, params: &Json) -> &'static str {
+/// An undefined query has no bucket, so it is reported to every user with permission to subscribe.
+fn expected_for_undefined(operation: &str, params: &Json) -> &'static str {
     if operation == "store.subscribe" && params.get("query").is_some() { "QUERY_NOT_DEFINED" } else { "FORBIDDEN" }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn patterns_are_everything_a_prefix_or_a_name() {
+async fn operation_patterns_match_everything_a_prefix_or_a_name() {
     let people = ["all", "store", "get", "rules", "none"].map(|role| user(role, &[role]));
     let rules = [
         Rule::new("all", ["*"]),
@@ -100,7 +100,7 @@ async fn patterns_are_everything_a_prefix_or_a_name() {
         Rule::new("get", ["store.get", "store.count"]),
         Rule::new("rules", ["rules.*"]),
     ];
-    let house = house(only(tokens(people), rules)).await;
+    let test = start_server(allow_only(tokens(people), rules)).await;
     let get = ("store.get", json!({"bucket": "own", "key": "a"}));
     let schema = ("store.getBucketSchema", json!({"name": "own"}));
     let stats = ("server.stats", json!({}));
@@ -113,7 +113,7 @@ async fn patterns_are_everything_a_prefix_or_a_name() {
         ("rules", ["FORBIDDEN", "FORBIDDEN", "FORBIDDEN", "RULES_NOT_AVAILABLE", "FORBIDDEN"]),
         ("none", ["FORBIDDEN"; 5]),
     ] {
-        let mut client = house.client(role).await;
+        let mut client = test.client(role).await;
         for ((operation, params), expected) in [&get, &schema, &stats, &emit, &unknown].into_iter().zip(codes) {
             assert_eq!(code(&mut client, operation, params.clone()).await, expected, "{role} {operation}");
         }
@@ -121,10 +121,10 @@ async fn patterns_are_everything_a_prefix_or_a_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_are_those_that_a_rule_names() {
+async fn topic_rules_apply_to_their_topics() {
     let rules = [Rule::new("ship", ["rules.*"]).on_topics(["orders.*"])];
-    let house = house(only(tokens([user("ship", &["ship"])]), rules)).await;
-    let mut client = house.client("ship").await;
+    let test = start_server(allow_only(tokens([user("ship", &["ship"])]), rules)).await;
+    let mut client = test.client("ship").await;
     for (operation, params, expected) in [
         ("rules.emit", json!({"topic": "orders.new"}), "RULES_NOT_AVAILABLE"),
         ("rules.emit", json!({"topic": "bills.new"}), "FORBIDDEN"),
@@ -137,26 +137,26 @@ async fn topics_are_those_that_a_rule_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_the_default_is_to_allow_rules_forbid_nothing() {
+async fn rules_restrict_nothing_under_default_allow() {
     let auth = tokens([user("dee", &["diver", "admin"])])
         .permissions(Permissions::new(DefaultAccess::Allow, [Rule::new("diver", ["store.get"]).on_buckets(["own"])]));
-    let house = house(auth).await;
-    let mut client = house.client("dee").await;
+    let test = start_server(auth).await;
+    let mut client = test.client("dee").await;
     for (operation, params) in requests("other").into_iter().chain(requests("own")) {
         assert_eq!(code(&mut client, operation, params).await, "", "{operation}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_with_a_request_is_told_to_whoever_may_make_it() {
+async fn validation_errors_are_shown_only_to_permitted_users() {
     let people = [user("dee", &["diver"]), user("none", &["none"])];
-    let house = house(only(tokens(people), [Rule::new("diver", ["store.get"]).on_buckets(["own"])])).await;
-    let mut client = house.client("dee").await;
+    let test = start_server(allow_only(tokens(people), [Rule::new("diver", ["store.get"]).on_buckets(["own"])])).await;
+    let mut client = test.client("dee").await;
     assert_eq!(code(&mut client, "store.get", json!({"bucket": "own"})).await, "VALIDATION_ERROR");
     assert_eq!(code(&mut client, "store.insert", json!({"bucket": "own"})).await, "FORBIDDEN");
-    let mut client = house.client("none").await;
+    let mut client = test.client("none").await;
     assert_eq!(code(&mut client, "store.get", json!({"bucket": "own"})).await, "FORBIDDEN");
-    // These are nobody's to allow.
+    // These operations need no permission.
     assert_eq!(code(&mut client, "auth.login", json!({})).await, "VALIDATION_ERROR");
     assert_eq!(code(&mut client, "auth.x", json!({})).await, "UNKNOWN_OPERATION");
     assert_eq!(code(&mut client, "ping", json!({})).await, "UNKNOWN_OPERATION");
@@ -164,25 +164,26 @@ async fn what_is_wrong_with_a_request_is_told_to_whoever_may_make_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_ones_own_may_be_ended() {
-    let house = house(only(tokens([user("dee", &["diver"])]), [Rule::new("diver", ["store.subscribe"])])).await;
-    let mut client = house.client("dee").await;
-    let own = client.ask("store.subscribe", json!({"query": "all-own"})).await["subscriptionId"].clone();
-    let mut other = house.client("dee").await;
-    let others = json!({"subscriptionId": own});
-    assert_eq!(code(&mut other, "store.unsubscribe", others.clone()).await, "NOT_FOUND");
-    assert_eq!(client.ask("store.unsubscribe", others.clone()).await, json!({"unsubscribed": true}));
-    assert_eq!(code(&mut client, "store.unsubscribe", others).await, "NOT_FOUND");
+async fn own_subscriptions_can_be_cancelled_without_a_rule() {
+    let test =
+        start_server(allow_only(tokens([user("dee", &["diver"])]), [Rule::new("diver", ["store.subscribe"])])).await;
+    let mut client = test.client("dee").await;
+    let own = client.call("store.subscribe", json!({"query": "all-own"})).await["subscriptionId"].clone();
+    let mut other = test.client("dee").await;
+    let params = json!({"subscriptionId": own});
+    assert_eq!(code(&mut other, "store.unsubscribe", params.clone()).await, "NOT_FOUND");
+    assert_eq!(client.call("store.unsubscribe", params.clone()).await, json!({"unsubscribed": true}));
+    assert_eq!(code(&mut client, "store.unsubscribe", params).await, "NOT_FOUND");
 }
 
-/// Remembers what it is asked, and decides as the resource says.
+/// Records the checks, and decides by the resource.
 #[derive(Default)]
-struct Asked(Mutex<Vec<(String, String, String)>>);
+struct RecordingCheck(Mutex<Vec<(String, String, String)>>);
 
-impl PermissionCheck for Asked {
+impl PermissionCheck for RecordingCheck {
     fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool> {
-        let asked = (session.user_id.clone(), operation.to_owned(), resource.to_owned());
-        self.0.lock().unwrap().push(asked);
+        let check = (session.user_id.clone(), operation.to_owned(), resource.to_owned());
+        self.0.lock().unwrap().push(check);
         match resource {
             "own" | "all-own" | "secret" => Some(true),
             "other" | "all-other" => Some(false),
@@ -192,19 +193,19 @@ impl PermissionCheck for Asked {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_decides_before_the_rules() {
-    let asked = Arc::new(Asked::default());
-    // Rules that say the opposite.
+async fn custom_check_takes_precedence_over_rules() {
+    let checks = Arc::new(RecordingCheck::default());
+    // Rules that contradict the check.
     let rules = [Rule::new("diver", ["*"]).on_buckets(["other", "third"])];
-    let house = house(only(tokens([user("dee", &["diver"])]), rules).check(Arc::clone(&asked))).await;
-    house.bucket("third", []).await;
-    let mut client = house.client("dee").await;
+    let test = start_server(allow_only(tokens([user("dee", &["diver"])]), rules).check(Arc::clone(&checks))).await;
+    test.bucket("third", []).await;
+    let mut client = test.client("dee").await;
     let all = |bucket: &str| json!({"bucket": bucket});
     assert_eq!(code(&mut client, "store.all", all("own")).await, "");
     assert_eq!(code(&mut client, "store.all", all("other")).await, "FORBIDDEN");
-    assert_eq!(code(&mut client, "store.all", all("third")).await, "", "it is left to the rules");
+    assert_eq!(code(&mut client, "store.all", all("third")).await, "", "the check leaves it to the rules");
     assert_eq!(code(&mut client, "store.all", all("fourth")).await, "FORBIDDEN");
-    // A query is asked for by its name, and a transaction step by step.
+    // A query is checked by its name, a transaction step by step.
     assert_eq!(code(&mut client, "store.subscribe", json!({"query": "all-own"})).await, "");
     assert_eq!(code(&mut client, "store.subscribe", json!({"query": "all-other"})).await, "FORBIDDEN");
     assert_eq!(code(&mut client, "store.subscribe", json!({"config": {"bucket": "other"}})).await, "FORBIDDEN");
@@ -213,19 +214,19 @@ async fn a_host_decides_before_the_rules() {
         |buckets: [&str; 2]| json!({"operations": buckets.map(|bucket| json!({"op": "count", "bucket": bucket}))});
     assert_eq!(code(&mut client, "store.transaction", steps(["own", "third"])).await, "");
     assert_eq!(code(&mut client, "store.transaction", steps(["own", "other"])).await, "FORBIDDEN");
-    // Those of a bucket or query are asked for by its name.
+    // Bucket and query definitions are checked by name.
     assert_eq!(code(&mut client, "store.getBucketSchema", json!({"name": "own"})).await, "");
     let query = |name: &str| json!({"name": name, "config": {"bucket": "own"}});
     assert_eq!(code(&mut client, "store.defineQuery", query("secret")).await, "");
     assert_eq!(code(&mut client, "store.defineQuery", query("public")).await, "FORBIDDEN");
     assert_eq!(code(&mut client, "store.stats", json!({})).await, "FORBIDDEN");
-    // Nobody asks about these.
-    let before = asked.0.lock().unwrap().len();
-    client.ask("auth.whoami", json!({})).await;
+    // These operations are not checked.
+    let before = checks.0.lock().unwrap().len();
+    client.call("auth.whoami", json!({})).await;
     assert_eq!(code(&mut client, "store.unsubscribe", json!({"subscriptionId": "sub-9"})).await, "NOT_FOUND");
-    assert_eq!(asked.0.lock().unwrap().len(), before);
-    let asked = asked.0.lock().unwrap();
-    assert!(asked.iter().all(|(user, ..)| user == "dee"));
+    assert_eq!(checks.0.lock().unwrap().len(), before);
+    let checks = checks.0.lock().unwrap();
+    assert!(checks.iter().all(|(user, ..)| user == "dee"));
     for (operation, resource) in [
         ("store.all", "fourth"),
         ("store.subscribe", "all-own"),
@@ -235,23 +236,23 @@ async fn a_host_decides_before_the_rules() {
         ("store.defineQuery", "public"),
         ("store.stats", "*"),
     ] {
-        assert!(asked.iter().any(|(_, asked, about)| asked == operation && about == resource), "{operation}");
+        assert!(checks.iter().any(|(_, checked, on)| checked == operation && on == resource), "{operation}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_is_not_asked_about_strangers_nor_over_a_tier() {
-    let asked = Arc::new(Asked::default());
-    let auth = tokens([user("rea", &["reader"])]).required(false).check(Arc::clone(&asked));
-    let house = house(auth).await;
-    let mut client = house.stranger().await;
-    client.ask("store.all", json!({"bucket": "other"})).await;
-    client.ask("auth.login", json!({"token": "rea"})).await;
+async fn custom_check_is_skipped_for_anonymous_clients_and_insufficient_tiers() {
+    let checks = Arc::new(RecordingCheck::default());
+    let auth = tokens([user("rea", &["reader"])]).required(false).check(Arc::clone(&checks));
+    let test = start_server(auth).await;
+    let mut client = test.anonymous().await;
+    client.call("store.all", json!({"bucket": "other"})).await;
+    client.call("auth.login", json!({"token": "rea"})).await;
     assert_eq!(code(&mut client, "store.insert", json!({"bucket": "own", "data": {}})).await, "FORBIDDEN");
-    assert_eq!(asked.0.lock().unwrap().len(), 0);
+    assert_eq!(checks.0.lock().unwrap().len(), 0);
 }
 
-/// How many records there are in some buckets.
+/// The number of records in some buckets.
 #[derive(Debug)]
 struct Counts(&'static [&'static str]);
 
@@ -263,28 +264,33 @@ impl ProgrammaticQuery for Counts {
     fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         let count = |bucket: &&str| match view.query(&json!({"bucket": bucket}))? {
             Answer::Records(records) => Ok(json!(records.len())),
-            Answer::Value(other) => panic!("records were expected, not {other:?}"),
+            Answer::Value(other) => panic!("expected records, got {other:?}"),
         };
         self.0.iter().map(count).collect()
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queries_of_the_host_count_with_all_that_they_read() {
+async fn programmatic_queries_need_permission_for_all_their_buckets() {
     let people = [user("dee", &["diver"]), user("all", &["all"]), user("none", &["none"])];
     let rules = [Rule::new("diver", ["store.*"]).on_buckets(["own"]), Rule::new("all", ["store.*"])];
     let options = options()
-        .auth(only(tokens(people), rules))
+        .auth(allow_only(tokens(people), rules))
         .query("one", Counts(&["own"]))
         .query("both", Counts(&["own", "other"]))
         .query("nothing", Counts(&[]));
-    let house = House::open_with(options).await;
-    house.bucket("own", []).await;
-    house.bucket("other", []).await;
-    for (who, codes) in [("dee", ["", "FORBIDDEN", "FORBIDDEN"]), ("all", ["", "", ""]), ("none", ["FORBIDDEN"; 3])] {
-        let mut client = house.client(who).await;
+    let test = TestServer::start_with(options).await;
+    test.bucket("own", []).await;
+    test.bucket("other", []).await;
+    for (user_id, codes) in [("dee", ["", "FORBIDDEN", "FORBIDDEN"]), ("all", ["", "", ""]), ("none", ["FORBIDDEN"; 3])]
+    {
+        let mut client = test.client(user_id).await;
         for (query, expected) in ["one", "both", "nothing"].into_iter().zip(codes) {
-            assert_eq!(code(&mut client, "store.subscribe", json!({"query": query})).await, expected, "{who} {query}");
+            assert_eq!(
+                code(&mut client, "store.subscribe", json!({"query": query})).await,
+                expected,
+                "{user_id} {query}"
+            );
         }
     }
 }
@@ -299,12 +305,12 @@ async fn each_operation_of_a_transaction_must_be_permitted() {
         Rule::new("owner", ["store.transaction"]),
         own(Rule::new("owner", ["store.get", "store.delete"])),
     ];
-    let house = house(only(auth, rules)).await;
-    house.write(|draft| draft.insert("own", crate::house::object(json!({"id": "b", "n": 2})))).await;
+    let test = start_server(allow_only(auth, rules)).await;
+    test.write(|draft| draft.insert("own", crate::test_server::object(json!({"id": "b", "n": 2})))).await;
     let get = |key: &str| json!({"op": "get", "bucket": "own", "key": key});
     let delete = |key: &str| json!({"op": "delete", "bucket": "own", "key": key});
     let all = |steps: &[Json]| json!({"operations": steps});
-    let mut careful = house.client("rea").await;
+    let mut careful = test.client("rea").await;
     assert_eq!(code(&mut careful, "store.transaction", all(&[get("a")])).await, "");
     for other in [
         delete("a"),
@@ -320,15 +326,15 @@ async fn each_operation_of_a_transaction_must_be_permitted() {
             "{other}"
         );
     }
-    let mut direct = house.client("dee").await;
+    let mut direct = test.client("dee").await;
     assert_eq!(code(&mut direct, "store.transaction", all(&[get("a")])).await, "FORBIDDEN");
-    // The rows of the inner operation bind it.
-    let mut owner = house.client("own").await;
-    let results = owner.ask("store.transaction", all(&[get("a"), get("b")])).await;
+    // The row filter of each operation applies.
+    let mut owner = test.client("own").await;
+    let results = owner.call("store.transaction", all(&[get("a"), get("b")])).await;
     assert_eq!((&results["results"][0]["data"], &results["results"][1]["data"]["id"]), (&Json::Null, &json!("b")));
-    // A row that is hidden is not there, and stays.
+    // A hidden row is treated as missing, and is not deleted.
     assert_eq!(code(&mut owner, "store.transaction", all(&[delete("a")])).await, "");
     assert_eq!(code(&mut owner, "store.transaction", all(&[delete("b")])).await, "");
-    let results = careful.ask("store.transaction", all(&[get("a"), get("b")])).await;
+    let results = careful.call("store.transaction", all(&[get("a"), get("b")])).await;
     assert_eq!((&results["results"][0]["data"]["id"], &results["results"][1]["data"]), (&json!("a"), &Json::Null));
 }

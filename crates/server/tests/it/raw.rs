@@ -1,4 +1,4 @@
-//! A client that may do what a proper one does not: it writes the bytes that it is told to.
+//! A client that writes arbitrary bytes, for requests that no proper client sends.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -13,15 +13,15 @@ use tokio::time::timeout;
 pub(crate) const TEXT: u8 = 0x81;
 pub(crate) const CLOSE: u8 = 0x88;
 
-/// A handshake for this path, with these other header lines.
-pub(crate) fn handshake(path: &str, more: &str) -> String {
+/// A WebSocket handshake for this path, with additional header lines.
+pub(crate) fn handshake(path: &str, headers: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: tide\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\
-         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{more}\r\n"
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n"
     )
 }
 
-/// A frame with any first byte, masked as clients mask.
+/// A masked frame with an arbitrary first byte.
 pub(crate) fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     const KEY: [u8; 4] = [1, 2, 3, 4];
     let mut frame = vec![first];
@@ -41,13 +41,13 @@ pub(crate) fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A socket, and what was read of it and not looked at.
-pub(crate) struct Raw<S = TcpStream> {
+/// A socket and its unprocessed input.
+pub(crate) struct RawClient<S = TcpStream> {
     pub(crate) stream: S,
     input: Vec<u8>,
 }
 
-impl Raw {
+impl RawClient {
     pub(crate) async fn connect(server: &Server) -> Self {
         Self::connect_to(server.address()).await
     }
@@ -56,25 +56,25 @@ impl Raw {
         Self { stream: TcpStream::connect(address).await.unwrap(), input: Vec::new() }
     }
 
-    /// A WebSocket that was welcomed.
+    /// Connects a WebSocket and reads the welcome message.
     pub(crate) async fn websocket(server: &Server) -> Self {
         Self::connect(server).await.welcomed().await
     }
 
-    /// A socket of a client with this address of the loopback network.
+    /// Connects from this address of the loopback network.
     pub(crate) async fn connect_from(server: &Server, address: impl Into<Ipv4Addr>) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((address.into(), 0).into()).unwrap();
         Self { stream: socket.connect(server.address()).await.unwrap(), input: Vec::new() }
     }
 
-    /// A WebSocket of that client, which was welcomed.
+    /// Connects a WebSocket from this address of the loopback network.
     pub(crate) async fn websocket_from(server: &Server, address: Ipv4Addr) -> Self {
         Self::connect_from(server, address).await.welcomed().await
     }
 
-    /// A WebSocket that was welcomed, and for which the system keeps as little as it can.
-    pub(crate) async fn small(server: &Server) -> Self {
+    /// Connects a WebSocket with the smallest possible receive buffer.
+    pub(crate) async fn with_small_buffer(server: &Server) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         let stream = socket.connect(server.address()).await.unwrap();
@@ -90,8 +90,8 @@ impl Raw {
         self
     }
 
-    /// Waits until the server has read all that was written: the receive queue of its socket is empty.
-    pub(crate) async fn is_read_by_peer(&self) {
+    /// Waits until the server has read everything that was written: the receive queue of its socket is empty.
+    pub(crate) async fn wait_until_read(&self) {
         let own = format!(":{:04X}", self.stream.local_addr().unwrap().port());
         let peer = format!(":{:04X}", self.stream.peer_addr().unwrap().port());
         wait_until_async("the server has read it", PATIENCE, async || {
@@ -105,48 +105,48 @@ impl Raw {
     }
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) {
-        timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("it is taken in time").unwrap();
+        timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("write timed out").unwrap();
     }
 
-    /// Goes on reading, while all this is written by another task.
-    pub(crate) fn split(self, bytes: Vec<u8>) -> Raw<OwnedReadHalf> {
+    /// Continues reading while another task writes these bytes.
+    pub(crate) fn split(self, bytes: Vec<u8>) -> RawClient<OwnedReadHalf> {
         let (stream, mut writing) = self.stream.into_split();
         tokio::spawn(async move {
-            // Whoever reads finds out if it was not taken.
+            // If the server does not read them, the reading half observes the end of the connection.
             let _ = writing.write_all(&bytes).await;
-            // The connection stays open until whoever reads has gone.
+            // The connection stays open until the reading half is dropped.
             writing.forget();
         });
-        Raw { stream, input: self.input }
+        RawClient { stream, input: self.input }
     }
 
     pub(crate) async fn send(&mut self, text: &str) {
         self.write(&frame(TEXT, text.as_bytes())).await;
     }
 
-    /// Sends a request, and returns its reply.
-    pub(crate) async fn ask(&mut self, request: &Json) -> Json {
+    /// Sends a request and returns the next message.
+    pub(crate) async fn call(&mut self, request: &Json) -> Json {
         self.send(&request.to_string()).await;
         self.json().await
     }
 
-    /// The code and reason of the close frame, which must be the first frame: no message comes before it.
-    pub(crate) async fn closed_at_once(&mut self) -> (u16, String) {
-        let (kind, payload) = self.frame().await.expect("a close frame comes");
-        assert_eq!(kind, 8, "a close frame was expected, not {payload:?}");
+    /// Returns the code and reason of the close frame, which must be the next frame.
+    pub(crate) async fn immediate_close(&mut self) -> (u16, String) {
+        let (kind, payload) = self.frame().await.expect("expected a close frame");
+        assert_eq!(kind, 8, "expected a close frame, got {payload:?}");
         self.write(&frame(CLOSE, &payload[..2])).await;
         assert_eq!(self.frame().await, None);
         (u16::from_be_bytes([payload[0], payload[1]]), String::from_utf8(payload[2..].to_vec()).unwrap())
     }
 
-    /// The code and reason with which the server closes; messages before it are passed over. The socket has to end then, too.
+    /// Returns the code and reason of the close frame, skipping the frames before it. The server must then close the socket.
     pub(crate) async fn closed(&mut self) -> (u16, String) {
         let mut said = (1006, String::new());
         while let Some((kind, payload)) = self.frame().await {
             if kind == 8 {
                 let code = u16::from_be_bytes([payload[0], payload[1]]);
                 said = (code, String::from_utf8(payload[2..].to_vec()).unwrap());
-                // A proper answer; the server may have gone without it.
+                // The closing handshake; the server may have closed the socket already.
                 let _ = self.stream.write_all(&frame(CLOSE, &payload[..2])).await;
             }
         }
@@ -154,85 +154,85 @@ impl Raw {
     }
 }
 
-impl<S: AsyncRead + Unpin> Raw<S> {
-    /// Reads more. Returns whether there was any; a reset is an end too.
-    pub(crate) async fn more(&mut self) -> bool {
-        let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("something comes in time");
+impl<S: AsyncRead + Unpin> RawClient<S> {
+    /// Reads more input. Returns false at the end of the stream or after a reset.
+    pub(crate) async fn read_some(&mut self) -> bool {
+        let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("no input within the timeout");
         read.is_ok_and(|length| length > 0)
     }
 
-    /// Takes what was read and not looked at, as text.
-    pub(crate) fn rest(&mut self) -> String {
+    /// Takes the unprocessed input as text.
+    pub(crate) fn take_input(&mut self) -> String {
         String::from_utf8(std::mem::take(&mut self.input)).unwrap()
     }
 
-    /// Reads at least this many bytes, and keeps them.
+    /// Reads at least this many more bytes and keeps them.
     pub(crate) async fn read_more(&mut self, bytes: usize) {
         let enough = self.input.len() + bytes;
         while self.input.len() < enough {
-            assert!(self.more().await, "the connection ended after {} bytes", self.input.len());
+            assert!(self.read_some().await, "the connection ended after {} bytes", self.input.len());
         }
     }
 
-    /// Waits for the head of a response. Returns false if the connection ends without one.
+    /// Waits for the head of a response. Returns false if the connection ends before.
     pub(crate) async fn has_response(&mut self) -> bool {
         while !self.input.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
-            if !self.more().await {
+            if !self.read_some().await {
                 return false;
             }
         }
         true
     }
 
-    /// The status and the lines of a response's head.
+    /// The status and the lowercase lines of the head of a response.
     pub(crate) async fn head(&mut self) -> (u16, String) {
         loop {
             if let Some(end) = self.input.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
                 let head = String::from_utf8(self.input.drain(..end + 4).collect()).unwrap();
                 return (head[9..12].parse().unwrap(), head.to_lowercase());
             }
-            assert!(self.more().await, "the connection ended within a head: {:?}", self.input);
+            assert!(self.read_some().await, "the connection ended within a head: {:?}", self.input);
         }
     }
 
-    /// A response with its body, whose length is in its head.
+    /// A response with its body. The head must have a content length.
     pub(crate) async fn response(&mut self) -> (u16, String, String) {
         let (status, head) = self.head().await;
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
         let length: usize = length.unwrap().parse().unwrap();
         while self.input.len() < length {
-            assert!(self.more().await);
+            assert!(self.read_some().await);
         }
         let body = String::from_utf8(self.input.drain(..length).collect()).unwrap();
         (status, head, body)
     }
 
-    /// The kind and payload of the next frame; none if the connection has ended.
+    /// The opcode and payload of the next frame; `None` if the connection has ended.
     pub(crate) async fn frame(&mut self) -> Option<(u8, Vec<u8>)> {
         loop {
             if let Some((header, len)) = header(&self.input)
                 && self.input.len() >= header + len
             {
                 let first = self.input[0];
-                assert_eq!(first & 0xf0, 0x80, "the server sends messages whole");
+                assert_eq!(first & 0xf0, 0x80, "the server must not fragment messages");
                 let payload = self.input.drain(..header + len).skip(header).collect();
                 return Some((first & 0x0f, payload));
             }
-            if !self.more().await {
+            if !self.read_some().await {
                 return None;
             }
         }
     }
 
-    /// The next message.
+    /// The next text message.
     pub(crate) async fn json(&mut self) -> Json {
-        let (kind, payload) = self.frame().await.expect("the connection is open");
-        assert_eq!(kind, 1, "a message was expected: {payload:?}");
+        let (kind, payload) = self.frame().await.expect("connection ended");
+        assert_eq!(kind, 1, "expected a text message: {payload:?}");
         serde_json::from_slice(&payload).unwrap()
     }
 }
 
-/// How long a frame's header is, and its payload.
+/// The lengths of a frame's header and payload.
 fn header(input: &[u8]) -> Option<(usize, usize)> {
     match *input.get(1)? {
         126 => Some((4, u16::from_be_bytes(input.get(2..4)?.try_into().unwrap()).into())),

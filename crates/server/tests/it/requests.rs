@@ -1,16 +1,16 @@
-//! Messages: what they look like, and in which order they are answered.
+//! The format of messages, and the order of replies.
 
 use serde_json::{Value as Json, json};
 use tidewire::auth::Auth;
 
-use crate::client::{Client, Tokens, is_left_with, options, serve};
-use crate::raw::{Raw, TEXT, frame};
+use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
+use crate::raw::{RawClient, TEXT, frame};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_welcome_is_first_and_says_whether_a_login_is_required() {
+async fn welcome_is_first_and_states_whether_login_is_required() {
     for (auth, required) in [(None, false), (Some(true), true), (Some(false), false)] {
         let mut options = options();
-        options.auth = auth.map(|required| Auth::new(Tokens).required(required));
+        options.auth = auth.map(|required| Auth::new(RoleTokens).required(required));
         let server = serve(options).await;
         let welcome = Client::connect(&server).await.welcome;
         let time = welcome["serverTime"].as_u64().unwrap();
@@ -21,9 +21,9 @@ async fn the_welcome_is_first_and_says_whether_a_login_is_required() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn any_finite_number_is_an_id_and_comes_back() {
+async fn any_finite_number_is_a_valid_request_id() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     for id in ["0", "-0", "-7", "1.5", "-2.25e-3", "1e3", "1E+3", "9007199254740993", "1e308", "0.1"] {
         raw.send(&format!(r#"{{"id":{id},"type":"store.buckets"}}"#)).await;
         let reply = raw.json().await;
@@ -34,16 +34,16 @@ async fn any_finite_number_is_an_id_and_comes_back() {
         assert_eq!(reply["code"], "UNKNOWN_OPERATION", "{id}");
         assert_eq!(reply["id"].as_f64(), Some(id.parse().unwrap()), "{id}");
     }
-    // The longest that is one, too.
+    // Also a long one.
     let long = format!("1{}", "0".repeat(300));
     raw.send(&format!(r#"{{"id":{long},"type":"store.buckets"}}"#)).await;
     assert_eq!(raw.json().await["id"].as_f64(), Some(1e300));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replies_have_these_members_and_no_others() {
+async fn replies_have_exactly_the_documented_members() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     raw.send(r#" { "id" : 1 , "type" : "store.buckets" , "params" : [] , "extra" : {"type":"x","id":2} } "#).await;
     let (_, reply) = raw.frame().await.unwrap();
     assert_eq!(reply, br#"{"id":1,"type":"result","data":{"count":0,"names":[]}}"#);
@@ -54,9 +54,9 @@ async fn replies_have_these_members_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_request_is_told_so_with_id_zero() {
+async fn invalid_requests_are_answered_with_id_zero() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     for (text, code) in [
         ("", "PARSE_ERROR"),
         (" ", "PARSE_ERROR"),
@@ -100,35 +100,35 @@ async fn what_is_no_request_is_told_so_with_id_zero() {
         assert_eq!((&reply["type"], &reply["code"]), (&json!("error"), &json!(code)), "{text}");
         assert!(!reply["message"].as_str().unwrap().is_empty());
     }
-    // It is still served.
+    // The connection is still served.
     raw.send(r#"{"id":5,"type":"store.buckets"}"#).await;
     assert_eq!(raw.json().await["id"], 5);
-    is_left_with(&server, 1).await;
+    wait_for_connections(&server, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ping_needs_no_login_and_is_no_operation() {
-    let options = options().auth(Auth::new(Tokens));
+async fn ping_is_not_an_operation_and_needs_no_login() {
+    let options = options().auth(Auth::new(RoleTokens));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
-    assert_eq!(client.fail("ping", json!({})).await.0, "UNKNOWN_OPERATION");
-    assert_eq!(client.fail("pings", json!({})).await.0, "UNAUTHORIZED");
-    assert_eq!(client.fail("store.get", json!({})).await.0, "UNAUTHORIZED", "before its parameters are looked at");
-    assert_eq!(client.fail("auth.nothing", json!({})).await.0, "UNKNOWN_OPERATION");
-    assert_eq!(client.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));
-    client.ask("auth.login", json!({"token": "mara:admin"})).await;
+    assert_eq!(client.call_err("ping", json!({})).await.0, "UNKNOWN_OPERATION");
+    assert_eq!(client.call_err("pings", json!({})).await.0, "UNAUTHORIZED");
+    assert_eq!(client.call_err("store.get", json!({})).await.0, "UNAUTHORIZED", "before the parameters are checked");
+    assert_eq!(client.call_err("auth.nothing", json!({})).await.0, "UNKNOWN_OPERATION");
+    assert_eq!(client.call("auth.whoami", json!({})).await, json!({"authenticated": false}));
+    client.call("auth.login", json!({"token": "mara:admin"})).await;
     for name in ["nothing", "store", "store.", ".", "stores.get", "Store.get", "store.get ", "identity.login", "auth."]
     {
-        assert_eq!(client.fail(name, json!({})).await.0, "UNKNOWN_OPERATION", "{name}");
+        assert_eq!(client.call_err(name, json!({})).await.0, "UNKNOWN_OPERATION", "{name}");
     }
-    assert_eq!(client.fail("rules.stats", json!({})).await.0, "RULES_NOT_AVAILABLE");
+    assert_eq!(client.call_err("rules.stats", json!({})).await.0, "RULES_NOT_AVAILABLE");
 }
 
-/// Looks at a reply.
+/// Checks a reply.
 type Check = Box<dyn Fn(&Json)>;
 
-/// What is sent, and what its reply has to be given how many inserts came before it.
-fn mixed(turn: u64) -> (Json, Check) {
+/// A request, and the check of its reply given the number of inserts before it.
+fn nth_request(turn: u64) -> (Json, Check) {
     let (id, key) = (json!(turn), format!("k{}", turn / 10));
     let inserted = turn / 10 + 1;
     let is = move |path: &'static str, expected: Json| -> Check {
@@ -171,13 +171,13 @@ fn mixed(turn: u64) -> (Json, Check) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_at_once_are_answered_in_order_as_if_one_by_one() {
+async fn pipelined_requests_are_answered_in_order() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
-    client.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
-    let mut raw = Raw::websocket(&server).await;
-    let all: Vec<_> = (0..200).map(mixed).collect();
+    client.call("store.defineBucket", json!({"name": "b", "config": config})).await;
+    let mut raw = RawClient::websocket(&server).await;
+    let all: Vec<_> = (0..200).map(nth_request).collect();
     let bytes: Vec<u8> = all.iter().flat_map(|(request, _)| frame(TEXT, request.to_string().as_bytes())).collect();
     raw.write(&bytes).await;
     for (request, check) in &all {
@@ -190,18 +190,18 @@ async fn two_hundred_at_once_are_answered_in_order_as_if_one_by_one() {
         assert_eq!(reply["id"], request["id"], "{request}: {reply}");
         check(&reply);
     }
-    is_left_with(&server, 2).await;
+    wait_for_connections(&server, 2).await;
     assert_eq!(server.stats().subscriptions, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_is_answered_before_it_is_pushed() {
+async fn write_is_answered_before_it_is_pushed() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     let config = r#"{"key":"id","schema":{"id":{"type":"string"}}}"#;
     raw.send(&format!(r#"{{"id":1,"type":"store.defineBucket","name":"b","config":{config}}}"#)).await;
     raw.json().await;
-    // Also if it was sent before the subscription was answered.
+    // Also if it was sent before the reply to the subscription.
     let mut bytes = frame(TEXT, br#"{"id":0,"type":"store.subscribe","config":{"bucket":"b"}}"#);
     for id in 1..=300 {
         let insert = format!(r#"{{"id":{id},"type":"store.insert","bucket":"b","data":{{"id":"{id}"}}}}"#);
@@ -213,7 +213,7 @@ async fn a_write_is_answered_before_it_is_pushed() {
         let message = raw.json().await;
         if message["type"] == "push" {
             let seen = message["data"].as_array().unwrap().len();
-            assert!(seen > pushed, "every push tells of more");
+            assert!(seen > pushed, "each push shows more than the one before");
             assert!(answered.is_some_and(|answered| seen as u64 <= answered), "{seen} pushed, {answered:?} answered");
             pushed = seen;
         } else {

@@ -1,4 +1,4 @@
-//! Sessions that are revoked, and subscriptions whose owner is another.
+//! Revoked sessions, and subscriptions after a change of the session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -13,110 +13,110 @@ use tokio::sync::Notify;
 
 use crate::client::{Client, options};
 use crate::gate::Gate;
-use crate::house::{House, ids, object, only, own_rows, tokens, user};
-use crate::page::{metric, wait_for};
-use crate::raw::Raw;
+use crate::metrics_page::{metric, wait_for_metrics};
+use crate::raw::RawClient;
+use crate::test_server::{TestServer, allow_only, ids, object, own_rows, tokens, user};
 
 fn people() -> Auth {
     tokens([user("ann", &["writer"]), user("bob", &["writer"]), user("rea", &["reader", "diver"])])
 }
 
-async fn is_let_go(client: &mut Client) {
+async fn expect_revoked(client: &mut Client) {
     let notice = json!({"type": "system", "event": "session_revoked", "reason": "Session revoked by administrator"});
     assert_eq!(client.push().await, notice);
     assert_eq!(client.closed().await, (4002, "session_revoked".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_who_is_revoked_is_out_for_a_while() {
-    let house = House::open_with(options().auth(people()).revocation_ttl(Duration::from_mins(1))).await;
-    house.bucket("notes", []).await;
-    let (mut one, mut two) = (house.client("ann").await, house.client("ann").await);
-    let (mut bob, mut stranger) = (house.client("bob").await, house.stranger().await);
-    one.ask("store.subscribe", json!({"config": {"bucket": "notes"}, "pos": true})).await;
-    assert_eq!(house.server.revoke_user("ann"), 2);
-    is_let_go(&mut one).await;
-    is_let_go(&mut two).await;
-    bob.ask("store.insert", json!({"bucket": "notes", "data": {}})).await;
-    assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
-    stranger.ask("auth.login", json!({"token": "bob"})).await;
-    // A login of somebody who is revoked also takes away who was there.
-    assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
-    assert_eq!(stranger.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));
-    house.advance(59_999);
-    assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
-    house.advance(1);
-    stranger.ask("auth.login", json!({"token": "ann"})).await;
-    bob.ask("store.buckets", json!({})).await;
+async fn revoked_user_cannot_log_in_until_the_revocation_expires() {
+    let test = TestServer::start_with(options().auth(people()).revocation_ttl(Duration::from_mins(1))).await;
+    test.bucket("notes", []).await;
+    let (mut one, mut two) = (test.client("ann").await, test.client("ann").await);
+    let (mut bob, mut anonymous) = (test.client("bob").await, test.anonymous().await);
+    one.call("store.subscribe", json!({"config": {"bucket": "notes"}, "pos": true})).await;
+    assert_eq!(test.server.revoke_user("ann"), 2);
+    expect_revoked(&mut one).await;
+    expect_revoked(&mut two).await;
+    bob.call("store.insert", json!({"bucket": "notes", "data": {}})).await;
+    assert_eq!(anonymous.call_err("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    anonymous.call("auth.login", json!({"token": "bob"})).await;
+    // A rejected login of a revoked user also ends the current session.
+    assert_eq!(anonymous.call_err("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    assert_eq!(anonymous.call("auth.whoami", json!({})).await, json!({"authenticated": false}));
+    test.advance(59_999);
+    assert_eq!(anonymous.call_err("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    test.advance(1);
+    anonymous.call("auth.login", json!({"token": "ann"})).await;
+    bob.call("store.buckets", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_there_is_out_as_well() {
-    let house = House::open(people()).await;
-    assert_eq!(house.server.revoke_user("ann"), 0);
-    let mut client = house.stranger().await;
-    assert_eq!(client.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
-    assert_eq!(house.server.revoke_user("nobody"), 0);
-    client.ask("auth.login", json!({"token": "bob"})).await;
+async fn user_without_connections_can_be_revoked() {
+    let test = TestServer::start(people()).await;
+    assert_eq!(test.server.revoke_user("ann"), 0);
+    let mut client = test.anonymous().await;
+    assert_eq!(client.call_err("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    assert_eq!(test.server.revoke_user("unknown"), 0);
+    client.call("auth.login", json!({"token": "bob"})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_are_revoked_by_what_they_are() {
-    let house = House::open(people()).await;
-    let (mut ann, mut bob, mut rea) = (house.client("ann").await, house.client("bob").await, house.client("rea").await);
+async fn sessions_are_revoked_by_a_predicate() {
+    let test = TestServer::start(people()).await;
+    let (mut ann, mut bob, mut rea) = (test.client("ann").await, test.client("bob").await, test.client("rea").await);
     let is_diver = |session: &tidewire::auth::Session| session.roles.iter().any(|role| role == "diver");
-    assert_eq!(house.server.revoke_sessions(is_diver), 1);
-    is_let_go(&mut rea).await;
+    assert_eq!(test.server.revoke_sessions(is_diver), 1);
+    expect_revoked(&mut rea).await;
     for client in [&mut ann, &mut bob] {
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
     }
-    let mut client = house.stranger().await;
-    assert_eq!(client.fail("auth.login", json!({"token": "rea"})).await.0, "SESSION_REVOKED");
-    assert_eq!(house.server.revoke_sessions(|_| true), 2);
-    is_let_go(&mut ann).await;
-    is_let_go(&mut bob).await;
-    // Strangers have no sessions.
-    assert_eq!(client.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));
-    assert_eq!(client.fail("auth.login", json!({"token": "bob"})).await.0, "SESSION_REVOKED");
+    let mut client = test.anonymous().await;
+    assert_eq!(client.call_err("auth.login", json!({"token": "rea"})).await.0, "SESSION_REVOKED");
+    assert_eq!(test.server.revoke_sessions(|_| true), 2);
+    expect_revoked(&mut ann).await;
+    expect_revoked(&mut bob).await;
+    // Anonymous clients have no session to revoke.
+    assert_eq!(client.call("auth.whoami", json!({})).await, json!({"authenticated": false}));
+    assert_eq!(client.call_err("auth.login", json!({"token": "bob"})).await.0, "SESSION_REVOKED");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_back_before_they_are_out() {
-    // As soon as a client hears that it is revoked it may not log in.
-    let house = House::open(people()).await;
+async fn revoked_client_cannot_log_in_again_before_its_connection_ends() {
+    // The login is rejected as soon as the client has received the notice.
+    let test = TestServer::start(people()).await;
     let mut waiting = Vec::new();
     for _ in 0..20 {
-        waiting.push((house.client("ann").await, house.stranger().await));
+        waiting.push((test.client("ann").await, test.anonymous().await));
     }
     let tasks: Vec<_> = waiting
         .into_iter()
         .map(|(mut client, mut again)| {
             tokio::spawn(async move {
                 assert_eq!(client.push().await["event"], "session_revoked");
-                again.fail("auth.login", json!({"token": "ann"})).await.0
+                again.call_err("auth.login", json!({"token": "ann"})).await.0
             })
         })
         .collect();
-    assert_eq!(house.server.revoke_sessions(|session| session.user_id == "ann"), 20);
+    assert_eq!(test.server.revoke_sessions(|session| session.user_id == "ann"), 20);
     for task in tasks {
         assert_eq!(task.await.unwrap(), "SESSION_REVOKED");
     }
 }
 
-/// A house with rows of ann and bob, where members see their own rows, and seers all of them.
-async fn harbour(is_required: bool) -> House {
+/// Starts a server with boats of ann and bob. Members see their own rows, and seers see all.
+async fn serve_boats(is_required: bool) -> TestServer {
     let mut people: Vec<_> = ["ann", "bob"].map(|name| user(name, &["member"])).into();
     people.extend([user("sea", &["seer"]), user("non", &["none"])]);
-    let auth = only(tokens(people), [own_rows("member"), Rule::new("seer", ["store.*"])]).required(is_required);
-    // Everything that a late reader has not read is queued, and nothing is dropped.
+    let auth = allow_only(tokens(people), [own_rows("member"), Rule::new("seer", ["store.*"])]).required(is_required);
+    // All unread pushes are queued, and none is dropped.
     let backpressure = Backpressure::default().max_buffered_bytes(64 << 20);
-    let house = House::open_with(options().auth(auth).query("ids", Ids).backpressure(backpressure)).await;
-    house.bucket("boats", [json!({"id": "a1", "owner": "ann"}), json!({"id": "b1", "owner": "bob"})]).await;
-    house.query("boats", json!({"bucket": "boats"})).await;
-    house
+    let test = TestServer::start_with(options().auth(auth).query("ids", Ids).backpressure(backpressure)).await;
+    test.bucket("boats", [json!({"id": "a1", "owner": "ann"}), json!({"id": "b1", "owner": "bob"})]).await;
+    test.query("boats", json!({"bucket": "boats"})).await;
+    test
 }
 
-/// The ids of all boats.
+/// The IDs of all boats.
 #[derive(Debug)]
 struct Ids;
 
@@ -128,13 +128,13 @@ impl ProgrammaticQuery for Ids {
     fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         match view.query(&json!({"bucket": "boats", "fields": ["id"]}))? {
             Answer::Records(records) => Ok(records.into()),
-            Answer::Value(other) => panic!("records were expected, not {other:?}"),
+            Answer::Value(other) => panic!("expected records, got {other:?}"),
         }
     }
 }
 
-/// Every way to follow the boats: plain, told and delta, named and not, and the host's.
-fn ways() -> [Json; 6] {
+/// All kinds of subscriptions to the boats: by name, by config, programmatic, with positions and with deltas.
+fn subscribe_params() -> [Json; 6] {
     [
         json!({"query": "boats"}),
         json!({"config": {"bucket": "boats"}}),
@@ -146,154 +146,155 @@ fn ways() -> [Json; 6] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_logs_out_follows_nothing_any_more() {
-    let house = harbour(true).await;
-    let mut client = house.client("sea").await;
-    let mut told = Vec::new();
-    for way in ways() {
-        let followed = client.ask("store.subscribe", way.clone()).await;
-        if way.get("pos").or(way.get("mode")).is_some() {
-            told.push(followed["subscriptionId"].clone());
+async fn logout_ends_all_subscriptions() {
+    let test = serve_boats(true).await;
+    let mut client = test.client("sea").await;
+    let mut notified = Vec::new();
+    for params in subscribe_params() {
+        let subscribed = client.call("store.subscribe", params.clone()).await;
+        if params.get("pos").or(params.get("mode")).is_some() {
+            notified.push(subscribed["subscriptionId"].clone());
         }
     }
-    client.ask("auth.logout", json!({})).await;
+    client.call("auth.logout", json!({})).await;
     let mut ended = Vec::new();
-    for _ in 0..told.len() {
+    for _ in 0..notified.len() {
         let push = client.push().await;
         assert_eq!(push["error"]["code"], "UNAUTHORIZED", "{push}");
         ended.push(push["subscriptionId"].clone());
     }
     ended.sort_by_key(Json::to_string);
-    assert_eq!(ended, told);
-    house.write(|draft| draft.insert("boats", object(json!({"id": "x"})))).await;
-    client.ask("auth.login", json!({"token": "sea"})).await;
-    house.write(|draft| draft.insert("boats", object(json!({"id": "y"})))).await;
-    assert!(client.is_silent().await);
-    assert_eq!(house.server.stats().subscriptions, 0);
+    assert_eq!(ended, notified);
+    test.write(|draft| draft.insert("boats", object(json!({"id": "x"})))).await;
+    client.call("auth.login", json!({"token": "sea"})).await;
+    test.write(|draft| draft.insert("boats", object(json!({"id": "y"})))).await;
+    assert!(client.has_no_pushes().await);
+    assert_eq!(test.server.stats().subscriptions, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_follow_it_does_not() {
-    let house = harbour(false).await;
-    for way in ways() {
-        let mut client = house.stranger().await;
-        let followed = client.ask("store.subscribe", way.clone()).await;
-        assert_eq!(ids(&followed["data"]), ["a1", "b1"]);
-        client.ask("auth.login", json!({"token": "non"})).await;
-        if way.get("pos").or(way.get("mode")).is_some() {
+async fn login_without_permission_ends_subscriptions() {
+    let test = serve_boats(false).await;
+    for params in subscribe_params() {
+        let mut client = test.anonymous().await;
+        let subscribed = client.call("store.subscribe", params.clone()).await;
+        assert_eq!(ids(&subscribed["data"]), ["a1", "b1"]);
+        client.call("auth.login", json!({"token": "non"})).await;
+        if params.get("pos").or(params.get("mode")).is_some() {
             let push = client.push().await;
-            assert_eq!(push["subscriptionId"], followed["subscriptionId"]);
+            assert_eq!(push["subscriptionId"], subscribed["subscriptionId"]);
             assert_eq!(push["error"]["code"], "FORBIDDEN", "{push}");
         }
-        client.ask("auth.logout", json!({})).await;
-        house.write(|draft| draft.insert("boats", object(json!({"id": "b1", "owner": "bob"})))).await;
-        assert!(client.is_silent().await, "{way}");
+        client.call("auth.logout", json!({})).await;
+        test.write(|draft| draft.insert("boats", object(json!({"id": "b1", "owner": "bob"})))).await;
+        assert!(client.has_no_pushes().await, "{params}");
     }
 }
 
-/// The ids in a push, of a whole result or one that replaces it.
+/// The IDs in a push with a snapshot or a reset.
 fn seen(push: &Json) -> Vec<&str> {
     ids(push["data"].get("reset").unwrap_or(&push["data"]))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_somebody_else_sees_their_own_rows() {
+async fn login_of_another_user_switches_the_visible_rows() {
     for is_required in [true, false] {
-        let house = harbour(is_required).await;
-        for way in ways() {
-            let mut client = house.stranger().await;
+        let test = serve_boats(is_required).await;
+        for params in subscribe_params() {
+            let mut client = test.anonymous().await;
             if is_required {
-                client.ask("auth.login", json!({"token": "sea"})).await;
+                client.call("auth.login", json!({"token": "sea"})).await;
             }
-            let followed = client.ask("store.subscribe", way.clone()).await;
-            let id = &followed["subscriptionId"];
-            assert_eq!(ids(&followed["data"]), ["a1", "b1"]);
+            let subscribed = client.call("store.subscribe", params.clone()).await;
+            let id = &subscribed["subscriptionId"];
+            assert_eq!(ids(&subscribed["data"]), ["a1", "b1"]);
             for (token, rows) in [("ann", ["a1"]), ("bob", ["b1"])] {
-                client.ask("auth.login", json!({"token": token})).await;
+                client.call("auth.login", json!({"token": token})).await;
                 let push = client.push().await;
-                assert_eq!((&push["subscriptionId"], seen(&push)), (id, rows.to_vec()), "{way}");
+                assert_eq!((&push["subscriptionId"], seen(&push)), (id, rows.to_vec()), "{params}");
             }
-            // What happens to others is nothing to bob, and what happens to him is.
-            house.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
-            house.write(|draft| draft.insert("boats", object(json!({"id": "b2", "owner": "bob"})))).await;
+            // Bob sees changes to his own rows only.
+            test.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
+            test.write(|draft| draft.insert("boats", object(json!({"id": "b2", "owner": "bob"})))).await;
             let push = client.push().await;
-            let got = if way.get("mode").is_some() { ids(&push["data"]["added"]) } else { seen(&push) };
+            let got = if params.get("mode").is_some() { ids(&push["data"]["added"]) } else { seen(&push) };
             assert_eq!(got.last(), Some(&"b2"), "{push}");
             assert!(!got.contains(&"a2"), "{push}");
-            house.write(|draft| draft.delete("boats", &json!("a2"), None)).await;
-            house.write(|draft| draft.delete("boats", &json!("b2"), None)).await;
+            test.write(|draft| draft.delete("boats", &json!("a2"), None)).await;
+            test.write(|draft| draft.delete("boats", &json!("b2"), None)).await;
             let push = client.push().await;
             assert!(!push.to_string().contains("\"a2\""), "{push}");
-            client.ask("auth.login", json!({"token": "sea"})).await;
+            client.call("auth.login", json!({"token": "sea"})).await;
             let push = client.push().await;
-            assert_eq!((&push["subscriptionId"], seen(&push)), (id, vec!["a1", "b1"]), "{way}");
-            assert!(client.is_silent().await);
+            assert_eq!((&push["subscriptionId"], seen(&push)), (id, vec!["a1", "b1"]), "{params}");
+            assert!(client.has_no_pushes().await);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_for_other_eyes_comes_after_the_reply() {
-    let house = harbour(false).await;
+async fn no_push_of_the_previous_session_follows_the_reply_to_a_login() {
+    let test = serve_boats(false).await;
     for round in 0..30 {
-        let mut client = house.stranger().await;
-        for way in ways() {
-            client.ask("store.subscribe", way).await;
+        let mut client = test.anonymous().await;
+        for params in subscribe_params() {
+            client.call("store.subscribe", params).await;
         }
-        // Changes are on their way while somebody logs in.
-        let (mut first, mut last) = (house.stranger().await, house.stranger().await);
+        // Changes are in flight during the login.
+        let (mut first, mut last) = (test.anonymous().await, test.anonymous().await);
         let insert = |n: usize| json!({"bucket": "boats", "data": {"id": format!("bobs{n}"), "owner": "bob"}});
-        let mut asked = Vec::new();
+        let mut sent = Vec::new();
         for n in 0..10 {
-            asked.push(first.send("store.insert", insert(n)).await);
+            sent.push(first.send("store.insert", insert(n)).await);
         }
         let login = client.send("auth.login", json!({"token": "ann"})).await;
         for n in 10..20 {
             last.send("store.insert", insert(n)).await;
         }
-        for id in asked {
+        for id in sent {
             first.reply(id).await;
         }
-        // What comes before the reply may be for a stranger's eyes.
+        // A push before the reply may belong to the anonymous session.
         client.reply(login).await;
-        client.forget_pushes();
+        client.discard_pushes();
         let end = json!({"id": "end", "owner": "ann"});
-        house.write(|draft| draft.insert("boats", object(end))).await;
-        let mut left = ways().len();
+        test.write(|draft| draft.insert("boats", object(end))).await;
+        let mut left = subscribe_params().len();
         while left > 0 {
             let push = client.push().await.to_string();
             assert!(!push.contains("bobs"), "{round}: {push}");
             left -= usize::from(push.contains("\"end\""));
         }
-        client.ask("auth.logout", json!({})).await;
-        first.ask("store.clear", json!({"bucket": "boats"})).await;
-        first.ask("store.insert", json!({"bucket": "boats", "data": {"id": "a1", "owner": "ann"}})).await;
+        client.call("auth.logout", json!({})).await;
+        first.call("store.clear", json!({"bucket": "boats"})).await;
+        first.call("store.insert", json!({"bucket": "boats", "data": {"id": "a1", "owner": "ann"}})).await;
     }
 }
 
-/// A client that subscribes to the deltas of all boats as a seer, and reads nothing while 200 boats of bob are inserted.
-async fn late_reader(house: &House) -> (Raw, String) {
-    late_reader_of(house, json!({"config": {"bucket": "boats"}})).await
+/// Connects a client that subscribes to the deltas of all boats as a seer, and does not read while 200 boats of bob are inserted.
+async fn late_reader(test: &TestServer) -> (RawClient, String) {
+    late_reader_of(test, json!({"config": {"bucket": "boats"}})).await
 }
 
-async fn late_reader_of(house: &House, mut query: Json) -> (Raw, String) {
-    let mut raw = Raw::small(&house.server).await;
+async fn late_reader_of(test: &TestServer, mut query: Json) -> (RawClient, String) {
+    let mut raw = RawClient::with_small_buffer(&test.server).await;
     raw.send(r#"{"id":1,"type":"auth.login","token":"sea"}"#).await;
     assert_eq!(raw.json().await["type"], "result");
     (query["id"], query["type"], query["mode"]) = (json!(2), json!("store.subscribe"), json!("delta"));
     raw.send(&query.to_string()).await;
     let subscription = raw.json().await["data"]["subscriptionId"].as_str().unwrap().to_owned();
-    let before = metric(&house.server, "live_events_total").await;
+    let before = metric(&test.server, "live_events_total").await;
     for number in 0..200 {
         let boat = json!({"id": format!("bobs{number}"), "owner": "bob", "text": "x".repeat(60_000)});
-        house.write(move |draft| draft.insert("boats", object(boat))).await;
+        test.write(move |draft| draft.insert("boats", object(boat))).await;
     }
-    wait_for(&house.server, "all deltas are delivered", |page| page.get("live_events_total") >= before + 200).await;
+    wait_for_metrics(&test.server, "all deltas are delivered", |page| page.get("live_events_total") >= before + 200)
+        .await;
     (raw, subscription)
 }
 
-/// Sends a request, and reads until its reply. Then sends another one, and returns what is pushed until its reply comes.
-async fn pushed_after(raw: &mut Raw, request: &Json) -> Vec<Json> {
+/// Sends a request and reads until its reply. Then sends another one, and returns the pushes before its reply.
+async fn pushed_after(raw: &mut RawClient, request: &Json) -> Vec<Json> {
     raw.send(&request.to_string()).await;
     let mut deltas = 0;
     loop {
@@ -304,7 +305,7 @@ async fn pushed_after(raw: &mut Raw, request: &Json) -> Vec<Json> {
         }
         deltas += 1;
     }
-    assert!((1..200).contains(&deltas), "{deltas} deltas came before the reply, and some were queued");
+    assert!((1..200).contains(&deltas), "expected some deltas before the reply and some queued, got {deltas}");
     raw.send(r#"{"id":99,"type":"auth.whoami"}"#).await;
     let mut pushed = Vec::new();
     loop {
@@ -317,17 +318,17 @@ async fn pushed_after(raw: &mut Raw, request: &Json) -> Vec<Json> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_queued_delta_comes_after_the_reply_to_an_unsubscribe() {
-    let house = harbour(true).await;
-    let (mut raw, subscription) = late_reader(&house).await;
+async fn no_queued_delta_follows_the_reply_to_unsubscribe() {
+    let test = serve_boats(true).await;
+    let (mut raw, subscription) = late_reader(&test).await;
     let request = json!({"id": 3, "type": "store.unsubscribe", "subscriptionId": subscription});
     assert_eq!(pushed_after(&mut raw, &request).await, Vec::<Json>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_queued_delta_comes_after_the_reply_to_a_logout() {
-    let house = harbour(true).await;
-    let (mut raw, subscription) = late_reader(&house).await;
+async fn no_queued_delta_follows_the_reply_to_logout() {
+    let test = serve_boats(true).await;
+    let (mut raw, subscription) = late_reader(&test).await;
     let pushed = pushed_after(&mut raw, &json!({"id": 3, "type": "auth.logout"})).await;
     assert_eq!(pushed.len(), 1, "{pushed:?}");
     assert_eq!(
@@ -337,22 +338,22 @@ async fn no_queued_delta_comes_after_the_reply_to_a_logout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_queued_delta_comes_after_the_reply_to_a_login_of_another_user() {
-    let house = harbour(true).await;
-    let (mut raw, subscription) = late_reader(&house).await;
+async fn no_queued_delta_follows_the_reply_to_a_login_of_another_user() {
+    let test = serve_boats(true).await;
+    let (mut raw, subscription) = late_reader(&test).await;
     let mut pushed = pushed_after(&mut raw, &json!({"id": 3, "type": "auth.login", "token": "ann"})).await;
     if pushed.is_empty() {
         pushed.push(raw.json().await);
     }
     assert_eq!((&pushed[0]["subscriptionId"], seen(&pushed[0])), (&json!(subscription), vec!["a1"]));
-    house.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
+    test.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
     assert_eq!(ids(&raw.json().await["data"]["added"]), ["a2"]);
 }
 
-/// Knows ann, and never comes to an end about anyone else.
-struct Slow;
+/// Accepts the token `ann`, and never completes for others.
+struct StallingValidator;
 
-impl TokenValidator for Slow {
+impl TokenValidator for StallingValidator {
     fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
         Box::pin(async move {
             match token {
@@ -364,60 +365,64 @@ impl TokenValidator for Slow {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_that_times_out_changes_nothing() {
-    let auth = only(Auth::new(Slow), [own_rows("member")]);
-    let house = House::open_with(options().auth(auth).request_timeout(Duration::from_millis(50))).await;
-    house.bucket("boats", []).await;
-    let mut client = house.client("ann").await;
-    client.ask("store.subscribe", json!({"config": {"bucket": "boats"}})).await;
-    assert_eq!(client.fail("auth.login", json!({"token": "bob"})).await.0, "TIMEOUT");
-    assert_eq!(client.ask("auth.whoami", json!({})).await["userId"], "ann");
-    house.write(|draft| draft.insert("boats", object(json!({"id": "b", "owner": "bob"})))).await;
-    house.write(|draft| draft.insert("boats", object(json!({"id": "a", "owner": "ann"})))).await;
+async fn login_that_times_out_changes_nothing() {
+    let auth = allow_only(Auth::new(StallingValidator), [own_rows("member")]);
+    let test = TestServer::start_with(options().auth(auth).request_timeout(Duration::from_millis(50))).await;
+    test.bucket("boats", []).await;
+    let mut client = test.client("ann").await;
+    client.call("store.subscribe", json!({"config": {"bucket": "boats"}})).await;
+    assert_eq!(client.call_err("auth.login", json!({"token": "bob"})).await.0, "TIMEOUT");
+    assert_eq!(client.call("auth.whoami", json!({})).await["userId"], "ann");
+    test.write(|draft| draft.insert("boats", object(json!({"id": "b", "owner": "bob"})))).await;
+    test.write(|draft| draft.insert("boats", object(json!({"id": "a", "owner": "ann"})))).await;
     assert_eq!(seen(&client.push().await), ["a"]);
 }
 
-/// The query is gone when the login changes, and live queries may not have ended the subscription yet.
+/// The query is undefined before the login, and live queries may not have ended the subscription yet.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_queued_delta_of_an_undefined_query_comes_after_a_login() {
-    let house = harbour(true).await;
-    let (mut raw, _) = late_reader_of(&house, json!({"query": "boats"})).await;
+async fn no_queued_delta_of_an_undefined_query_follows_a_login() {
+    let test = serve_boats(true).await;
+    let (mut raw, _) = late_reader_of(&test, json!({"query": "boats"})).await;
     raw.send(r#"{"id":3,"type":"store.undefineQuery","name":"boats"}"#).await;
     let pushed = pushed_after(&mut raw, &json!({"id": 4, "type": "auth.login", "token": "ann"})).await;
     assert!(!pushed.iter().any(|push| push.to_string().contains("bobs")), "{pushed:?}");
 }
 
-/// However often a client logs in, one computation of its programmatic query runs and one waits.
+/// However often a client logs in, at most one computation of its programmatic query runs and one is queued.
 #[tokio::test(flavor = "multi_thread")]
 async fn logins_do_not_queue_computations() {
     let gate = Arc::new(Gate::default());
-    let query = Arc::new(Counted { calls: AtomicUsize::new(0), gate: Arc::clone(&gate) });
-    let auth = only(tokens([user("ann", &["member"])]), [Rule::new("member", ["store.*"])]);
-    let house = House::open_with(options().auth(auth).query("counted", Arc::clone(&query))).await;
-    house.bucket("boats", []).await;
-    let mut client = house.client("ann").await;
-    client.ask("store.subscribe", json!({"query": "counted"})).await;
+    let query = Arc::new(BoatCount { calls: AtomicUsize::new(0), gate: Arc::clone(&gate) });
+    let auth = allow_only(tokens([user("ann", &["member"])]), [Rule::new("member", ["store.*"])]);
+    let test = TestServer::start_with(options().auth(auth).query("counted", Arc::clone(&query))).await;
+    test.bucket("boats", []).await;
+    let mut client = test.client("ann").await;
+    client.call("store.subscribe", json!({"query": "counted"})).await;
     let shut = gate.shut();
     for _ in 0..100 {
-        client.ask("auth.login", json!({"token": "ann"})).await;
+        client.call("auth.login", json!({"token": "ann"})).await;
     }
-    wait_until_async("a computation waits", PATIENCE, async || gate.waiting() == 1).await;
+    wait_until_async("a computation is blocked", PATIENCE, async || gate.waiting() == 1).await;
     let before = query.calls.load(SeqCst);
     drop(shut);
-    house.write(|draft| draft.insert("boats", object(json!({"id": "end"})))).await;
-    // The last result comes after all that was queued.
+    test.write(|draft| draft.insert("boats", object(json!({"id": "end"})))).await;
+    // The last result follows everything that was queued.
     while client.push().await["data"] != 1 {}
-    assert!(query.calls.load(SeqCst) <= before + 3, "{} of {before}", query.calls.load(SeqCst));
+    assert!(
+        query.calls.load(SeqCst) <= before + 3,
+        "{} calls, {before} before the gate opened",
+        query.calls.load(SeqCst)
+    );
 }
 
-/// The number of boats.
+/// The number of boats. It counts its calls.
 #[derive(Debug)]
-struct Counted {
+struct BoatCount {
     calls: AtomicUsize,
     gate: Arc<Gate>,
 }
 
-impl ProgrammaticQuery for Counted {
+impl ProgrammaticQuery for BoatCount {
     fn buckets(&self) -> Vec<String> {
         vec!["boats".to_owned()]
     }
@@ -427,38 +432,41 @@ impl ProgrammaticQuery for Counted {
         self.gate.pass();
         match view.query(&json!({"bucket": "boats"}))? {
             Answer::Records(records) => Ok(json!(records.len())),
-            Answer::Value(other) => panic!("records were expected, not {other:?}"),
+            Answer::Value(other) => panic!("expected records, got {other:?}"),
         }
     }
 }
 
-/// A session that begins on a connection which was closed meanwhile can be revoked.
+/// Otherwise a session could start on a connection that a revocation has closed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_on_a_closed_connection_does_not_begin() {
+async fn login_on_a_closed_connection_does_not_start_a_session() {
     let (entered, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let house =
-        House::open(Auth::new(Arc::new(Waits { entered: Arc::clone(&entered), release: Arc::clone(&release) }))).await;
-    let client = house.server.client(Some(Session::new("ann", ["writer"])));
+    let test = TestServer::start(Auth::new(Arc::new(NotifyingValidator {
+        entered: Arc::clone(&entered),
+        release: Arc::clone(&release),
+    })))
+    .await;
+    let client = test.server.client(Some(Session::new("ann", ["writer"])));
     let login = tokio::spawn({
         let client = client.clone();
         async move { client.request::<Json>("auth.login", json!({"token": "bob"})).await }
     });
     entered.notified().await;
-    assert_eq!(house.server.revoke_user("ann"), 1);
+    assert_eq!(test.server.revoke_user("ann"), 1);
     release.notify_one();
     let _ = login.await.unwrap();
-    // It would try again and again to end a session that a closed connection has.
-    assert_eq!(house.server.revoke_user("bob"), 0);
+    // `revoke_user` would retry forever if a closed connection had the session.
+    assert_eq!(test.server.revoke_user("bob"), 0);
     drop(client);
 }
 
 /// Lets a test act while a login is validated.
-struct Waits {
+struct NotifyingValidator {
     entered: Arc<Notify>,
     release: Arc<Notify>,
 }
 
-impl TokenValidator for Waits {
+impl TokenValidator for NotifyingValidator {
     fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
         Box::pin(async move {
             self.entered.notify_one();

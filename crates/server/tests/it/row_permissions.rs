@@ -1,4 +1,4 @@
-//! Rules that are about some rows only.
+//! Row permissions: rules that apply to some rows of a bucket.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, Rule, StaticTokens};
@@ -6,16 +6,16 @@ use tidewire::{ProgrammaticQuery, RequestError, View};
 use tidewire_store::Answer;
 
 use crate::client::{Client, options};
-use crate::house::{House, ids, known, object, only, own_rows, tokens, user};
+use crate::test_server::{TestServer, allow_only, ids, object, own_rows, tokens, user, user_with_metadata};
 
-/// Boats of ann and bob, one after the other.
-async fn harbour() -> House {
+/// Starts a server with boats of ann and bob.
+async fn serve_boats() -> TestServer {
     let people = [user("ann", &["member"]), user("bob", &["member"]), user("sea", &["seer"])];
     let rules = [own_rows("member"), Rule::new("seer", ["store.*"])];
-    let house = House::open(only(tokens(people), rules)).await;
-    house.bucket("boats", boats()).await;
-    house.query("boats", json!({"bucket": "boats"})).await;
-    house
+    let test = TestServer::start(allow_only(tokens(people), rules)).await;
+    test.bucket("boats", boats()).await;
+    test.query("boats", json!({"bucket": "boats"})).await;
+    test
 }
 
 fn boats() -> Vec<Json> {
@@ -29,9 +29,9 @@ fn boats() -> Vec<Json> {
     ]
 }
 
-/// All that there is, as somebody sees it who sees everything.
-async fn all(house: &House) -> Json {
-    house.client("sea").await.ask("store.all", json!({"bucket": "boats"})).await
+/// All boats, read by a user who sees every row.
+async fn all(test: &TestServer) -> Json {
+    test.client("sea").await.call("store.all", json!({"bucket": "boats"})).await
 }
 
 async fn code(client: &mut Client, operation: &str, params: Json) -> String {
@@ -40,100 +40,100 @@ async fn code(client: &mut Client, operation: &str, params: Json) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reads_show_the_rows_that_may_be_seen() {
-    let house = harbour().await;
-    let mut ann = house.client("ann").await;
-    let mut ask = async |operation: &str, params: Json| {
+async fn reads_return_visible_rows() {
+    let test = serve_boats().await;
+    let mut ann = test.client("ann").await;
+    let mut call = async |operation: &str, params: Json| {
         let mut params = params;
         params["bucket"] = json!("boats");
-        ann.ask(operation, params).await
+        ann.call(operation, params).await
     };
-    assert_eq!(ask("store.get", json!({"key": "a1"})).await["n"], 1);
-    assert_eq!(ask("store.get", json!({"key": "b1"})).await, Json::Null);
-    assert_eq!(ids(&ask("store.all", json!({})).await), ["a1", "a2"]);
-    assert_eq!(ids(&ask("store.where", json!({"filter": {}})).await), ["a1", "a2"]);
-    assert_eq!(ids(&ask("store.where", json!({"filter": {"owner": "bob"}})).await), [""; 0]);
-    assert_eq!(ids(&ask("store.where", json!({"filter": {"$or": [{"owner": "bob"}, {"n": 2}]}})).await), ["a2"]);
-    assert_eq!(ask("store.findOne", json!({"filter": {"n": {"$gt": 1}}})).await["id"], "a2");
-    assert_eq!(ask("store.findOne", json!({"filter": {"id": "b1"}})).await, Json::Null);
-    assert_eq!(ask("store.count", json!({})).await, 2);
-    assert_eq!(ask("store.count", json!({"filter": {"owner": {"$neq": "ann"}}})).await, 0);
-    assert_eq!(ids(&ask("store.first", json!({"n": 1})).await), ["a1"]);
-    assert_eq!(ids(&ask("store.first", json!({"n": 9})).await), ["a1", "a2"]);
-    assert_eq!(ids(&ask("store.last", json!({"n": 1})).await), ["a2"]);
+    assert_eq!(call("store.get", json!({"key": "a1"})).await["n"], 1);
+    assert_eq!(call("store.get", json!({"key": "b1"})).await, Json::Null);
+    assert_eq!(ids(&call("store.all", json!({})).await), ["a1", "a2"]);
+    assert_eq!(ids(&call("store.where", json!({"filter": {}})).await), ["a1", "a2"]);
+    assert_eq!(ids(&call("store.where", json!({"filter": {"owner": "bob"}})).await), [""; 0]);
+    assert_eq!(ids(&call("store.where", json!({"filter": {"$or": [{"owner": "bob"}, {"n": 2}]}})).await), ["a2"]);
+    assert_eq!(call("store.findOne", json!({"filter": {"n": {"$gt": 1}}})).await["id"], "a2");
+    assert_eq!(call("store.findOne", json!({"filter": {"id": "b1"}})).await, Json::Null);
+    assert_eq!(call("store.count", json!({})).await, 2);
+    assert_eq!(call("store.count", json!({"filter": {"owner": {"$neq": "ann"}}})).await, 0);
+    assert_eq!(ids(&call("store.first", json!({"n": 1})).await), ["a1"]);
+    assert_eq!(ids(&call("store.first", json!({"n": 9})).await), ["a1", "a2"]);
+    assert_eq!(ids(&call("store.last", json!({"n": 1})).await), ["a2"]);
     for (operation, expected) in [("sum", json!(3)), ("avg", json!(1.5)), ("min", json!(1)), ("max", json!(2))] {
         let params = json!({"field": "n"});
-        assert_eq!(ask(&format!("store.{operation}"), params).await.as_f64(), expected.as_f64(), "{operation}");
-        let none = ask(&format!("store.{operation}"), json!({"field": "n", "filter": {"owner": "bob"}})).await;
+        assert_eq!(call(&format!("store.{operation}"), params).await.as_f64(), expected.as_f64(), "{operation}");
+        let none = call(&format!("store.{operation}"), json!({"field": "n", "filter": {"owner": "bob"}})).await;
         assert!(none.is_null() || none.as_f64() == Some(0.0), "{operation}: {none}");
     }
-    let page = ask("store.paginate", json!({"limit": 1})).await;
+    let page = call("store.paginate", json!({"limit": 1})).await;
     assert_eq!(
         (ids(&page["records"]), &page["hasMore"], &page["nextCursor"]),
         (vec!["a1"], &json!(true), &json!("a1"))
     );
-    let page = ask("store.paginate", json!({"limit": 1, "after": "a1"})).await;
+    let page = call("store.paginate", json!({"limit": 1, "after": "a1"})).await;
     assert_eq!(
         (ids(&page["records"]), &page["hasMore"], &page["nextCursor"]),
         (vec!["a2"], &json!(false), &json!("a2"))
     );
-    // A row that is hidden is nowhere, as one that is not there.
+    // A hidden row is like a missing one as a cursor.
     let nowhere = json!({"records": [], "hasMore": false});
     for after in ["b1", "b2", "none"] {
-        assert_eq!(ask("store.paginate", json!({"limit": 9, "after": after})).await, nowhere, "{after}");
+        assert_eq!(call("store.paginate", json!({"limit": 9, "after": after})).await, nowhere, "{after}");
     }
-    let sorted = ask("store.query", json!({"sort": {"n": "desc"}, "limit": 1})).await;
+    let sorted = call("store.query", json!({"sort": {"n": "desc"}, "limit": 1})).await;
     assert_eq!(ids(&sorted), ["a2"]);
-    assert_eq!(ids(&ask("store.query", json!({"sort": {"n": "desc"}, "offset": 1})).await), ["a1"]);
-    let groups = ask("store.query", json!({"aggregate": {"function": "count", "groupBy": "owner"}})).await;
+    assert_eq!(ids(&call("store.query", json!({"sort": {"n": "desc"}, "offset": 1})).await), ["a1"]);
+    let groups = call("store.query", json!({"aggregate": {"function": "count", "groupBy": "owner"}})).await;
     assert_eq!(groups.as_array().unwrap().len(), 1, "{groups}");
     assert!(!groups.to_string().contains("bob"), "{groups}");
     let max = json!({"aggregate": {"function": "max", "field": "n"}});
-    assert_eq!(ask("store.query", max).await, 2);
+    assert_eq!(call("store.query", max).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn live_queries_show_the_rows_that_may_be_seen() {
-    let house = harbour().await;
-    let mut ann = house.client("ann").await;
-    let follow = |config: Json, mode: &str| json!({"config": config, "mode": mode});
+async fn live_queries_return_visible_rows() {
+    let test = serve_boats().await;
+    let mut ann = test.client("ann").await;
+    let subscribe = |config: Json, mode: &str| json!({"config": config, "mode": mode});
     let sorted = json!({"bucket": "boats", "sort": {"n": "desc"}, "limit": 2, "fields": ["id"]});
     let aggregate = json!({"bucket": "boats", "aggregate": {"function": "sum", "field": "n"}});
-    let mut followed = Vec::new();
+    let mut subscriptions = Vec::new();
     for (params, first) in [
         (json!({"query": "boats"}), None),
-        (follow(json!({"bucket": "boats"}), "delta"), None),
-        (follow(sorted.clone(), "whole"), Some(json!([{"id": "a2"}, {"id": "a1"}]))),
-        (follow(sorted, "delta"), Some(json!([{"id": "a2"}, {"id": "a1"}]))),
-        (follow(aggregate, "whole"), Some(json!(3))),
+        (subscribe(json!({"bucket": "boats"}), "delta"), None),
+        (subscribe(sorted.clone(), "whole"), Some(json!([{"id": "a2"}, {"id": "a1"}]))),
+        (subscribe(sorted, "delta"), Some(json!([{"id": "a2"}, {"id": "a1"}]))),
+        (subscribe(aggregate, "whole"), Some(json!(3))),
     ] {
-        let subscribed = ann.ask("store.subscribe", params).await;
+        let subscribed = ann.call("store.subscribe", params).await;
         match first {
             Some(first) => assert_eq!(subscribed["data"], first),
             None => assert_eq!(ids(&subscribed["data"]), ["a1", "a2"]),
         }
-        followed.push(subscribed["subscriptionId"].clone());
+        subscriptions.push(subscribed["subscriptionId"].clone());
     }
-    // What bob does is nothing to her.
-    let mut bob = house.client("bob").await;
-    bob.ask("store.insert", json!({"bucket": "boats", "data": {"id": "b4", "owner": "bob", "n": 9}})).await;
-    bob.ask("store.update", json!({"bucket": "boats", "key": "b1", "data": {"n": 7}})).await;
-    bob.ask("store.delete", json!({"bucket": "boats", "key": "b2"})).await;
-    bob.ask("store.clear", json!({"bucket": "boats"})).await;
-    bob.ask("store.insert", json!({"bucket": "boats", "data": {"id": "b5", "owner": "bob", "n": 500}})).await;
-    // A boat is given to her: it comes, and goes again.
+    // Writes of bob to his rows are not pushed to ann.
+    let mut bob = test.client("bob").await;
+    bob.call("store.insert", json!({"bucket": "boats", "data": {"id": "b4", "owner": "bob", "n": 9}})).await;
+    bob.call("store.update", json!({"bucket": "boats", "key": "b1", "data": {"n": 7}})).await;
+    bob.call("store.delete", json!({"bucket": "boats", "key": "b2"})).await;
+    bob.call("store.clear", json!({"bucket": "boats"})).await;
+    bob.call("store.insert", json!({"bucket": "boats", "data": {"id": "b5", "owner": "bob", "n": 500}})).await;
+    // A boat changes its owner to ann and back: it is added, then removed.
     for (owner, n) in [("ann", 5), ("bob", 6)] {
         let give = move |draft: &mut tidewire_store::Draft| {
             draft.update("boats", &json!("b5"), object(json!({"owner": owner, "n": n})), None)
         };
-        house.write(give).await;
+        test.write(give).await;
         let mut seen = Vec::new();
-        for _ in 0..followed.len() {
+        for _ in 0..subscriptions.len() {
             let push = ann.push().await;
             assert!(!push.to_string().contains("bob"), "{push}");
             seen.push((push["subscriptionId"].clone(), push["data"].clone()));
         }
-        let data = |place: usize| &seen.iter().find(|(id, _)| *id == followed[place]).unwrap().1;
+        let data = |index: usize| &seen.iter().find(|(id, _)| *id == subscriptions[index]).unwrap().1;
         if owner == "ann" {
             assert_eq!(ids(data(0)), ["a1", "a2", "b5"]);
             assert_eq!(ids(&data(1)["added"]), ["b5"]);
@@ -146,37 +146,37 @@ async fn live_queries_show_the_rows_that_may_be_seen() {
             assert_eq!(*data(4), 3);
         }
     }
-    assert_eq!(ann.ask("store.count", json!({"bucket": "boats"})).await, 2);
-    ann.forget_pushes();
-    assert!(ann.is_silent().await);
+    assert_eq!(ann.call("store.count", json!({"bucket": "boats"})).await, 2);
+    ann.discard_pushes();
+    assert!(ann.has_no_pushes().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_of_other_eyes_is_none() {
-    let house = harbour().await;
-    let mut client = house.client("bob").await;
-    let ask = |since: Option<&Json>| json!({"config": {"bucket": "boats"}, "mode": "delta", "since": since});
-    let first = client.ask("store.subscribe", json!({"config": {"bucket": "boats"}, "pos": true})).await;
-    let resumed = client.ask("store.subscribe", ask(Some(&first["pos"]))).await;
+async fn position_of_another_session_cannot_be_resumed() {
+    let test = serve_boats().await;
+    let mut client = test.client("bob").await;
+    let params = |since: Option<&Json>| json!({"config": {"bucket": "boats"}, "mode": "delta", "since": since});
+    let first = client.call("store.subscribe", json!({"config": {"bucket": "boats"}, "pos": true})).await;
+    let resumed = client.call("store.subscribe", params(Some(&first["pos"]))).await;
     assert_eq!(resumed["resumed"], true);
-    client.ask("auth.login", json!({"token": "ann"})).await;
-    client.forget_pushes();
-    let begun = client.ask("store.subscribe", ask(Some(&first["pos"]))).await;
-    assert_eq!((&begun["resumed"], ids(&begun["data"])), (&json!(false), vec!["a1", "a2"]));
+    client.call("auth.login", json!({"token": "ann"})).await;
+    client.discard_pushes();
+    let restarted = client.call("store.subscribe", params(Some(&first["pos"]))).await;
+    assert_eq!((&restarted["resumed"], ids(&restarted["data"])), (&json!(false), vec!["a1", "a2"]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn writes_touch_only_rows_that_are_and_stay_visible() {
-    let house = harbour().await;
-    let mut ann = house.client("ann").await;
-    let before = all(&house).await;
+async fn writes_affect_only_rows_that_are_and_stay_visible() {
+    let test = serve_boats().await;
+    let mut ann = test.client("ann").await;
+    let before = all(&test).await;
     let of = |owner: &str, id: &str| json!({"id": id, "owner": owner, "n": 0});
     let one = |op: Json| json!({"operations": [{"op": "count", "bucket": "boats"}, op]});
     for (operation, params, expected) in [
-        // Neither for another, nor for nobody.
+        // Neither with another owner nor without one.
         ("store.insert", json!({"data": of("bob", "x")}), "FORBIDDEN"),
         ("store.insert", json!({"data": {"id": "x"}}), "FORBIDDEN"),
-        // Nor in place of another's: its key is taken, like a unique value.
+        // A hidden row is not replaced: its key is taken, like a unique value.
         ("store.insert", json!({"data": of("ann", "b1")}), "ALREADY_EXISTS"),
         ("store.insertMany", json!({"data": [of("ann", "x"), of("bob", "y")]}), "FORBIDDEN"),
         ("store.insertMany", json!({"data": [of("ann", "x"), of("ann", "b1")]}), "ALREADY_EXISTS"),
@@ -201,7 +201,7 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
     ] {
         let mut params = params;
         params["bucket"] = json!("boats");
-        let (code, error) = ann.fail(operation, params.clone()).await;
+        let (code, error) = ann.call_err(operation, params.clone()).await;
         assert_eq!(code, expected, "{operation} {params}: {error}");
         match &*code {
             "CONFLICT" => assert_eq!(error["details"], json!({"bucket": "boats", "key": "b1"})),
@@ -211,7 +211,7 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
             _ => assert!(error.get("details").is_none(), "{error}"),
         }
         assert!(!error.to_string().contains("bob"), "{error}");
-        assert_eq!(all(&house).await, before, "{operation} {params}");
+        assert_eq!(all(&test).await, before, "{operation} {params}");
     }
     let reads = json!({"operations": [
         {"op": "get", "bucket": "boats", "key": "b1"},
@@ -220,30 +220,30 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
         {"op": "findOne", "bucket": "boats", "filter": {"owner": "bob"}},
         {"op": "count", "bucket": "boats"},
     ]});
-    let results = ann.ask("store.transaction", reads).await;
-    let data = |place: usize| &results["results"][place]["data"];
+    let results = ann.call("store.transaction", reads).await;
+    let data = |index: usize| &results["results"][index]["data"];
     assert_eq!((data(0), &data(1)["id"], ids(data(2))), (&Json::Null, &json!("a1"), vec!["a1", "a2"]));
     assert_eq!((data(3), data(4)), (&Json::Null, &json!(2)));
-    // Her own she may do with as she likes.
+    // Her own rows can be written freely.
     let bucket = |params: Json| {
         let mut params = params;
         params["bucket"] = json!("boats");
         params
     };
-    ann.ask("store.insert", bucket(json!({"data": of("ann", "a3")}))).await;
-    ann.ask("store.insert", bucket(json!({"data": of("ann", "a3")}))).await;
-    ann.ask("store.insertMany", bucket(json!({"data": [of("ann", "a4")]}))).await;
-    ann.ask("store.upsert", bucket(json!({"data": {"id": "a3", "n": 3}}))).await;
-    ann.ask("store.update", bucket(json!({"key": "a1", "data": {"n": 7}, "version": 1}))).await;
-    assert_eq!(ann.ask("store.delete", bucket(json!({"key": "a2"}))).await, json!({"deleted": true}));
-    assert_eq!(ann.ask("store.delete", bucket(json!({"key": "none"}))).await, json!({"deleted": true}));
-    assert_eq!(ids(&all(&house).await), ["b1", "a1", "b2", "b3", "a3", "a4"]);
-    assert_eq!(ann.ask("store.clear", bucket(json!({}))).await, json!({"cleared": true}));
-    assert_eq!(ids(&all(&house).await), ["b1", "b2", "b3"]);
+    ann.call("store.insert", bucket(json!({"data": of("ann", "a3")}))).await;
+    ann.call("store.insert", bucket(json!({"data": of("ann", "a3")}))).await;
+    ann.call("store.insertMany", bucket(json!({"data": [of("ann", "a4")]}))).await;
+    ann.call("store.upsert", bucket(json!({"data": {"id": "a3", "n": 3}}))).await;
+    ann.call("store.update", bucket(json!({"key": "a1", "data": {"n": 7}, "version": 1}))).await;
+    assert_eq!(ann.call("store.delete", bucket(json!({"key": "a2"}))).await, json!({"deleted": true}));
+    assert_eq!(ann.call("store.delete", bucket(json!({"key": "none"}))).await, json!({"deleted": true}));
+    assert_eq!(ids(&all(&test).await), ["b1", "a1", "b2", "b3", "a3", "a4"]);
+    assert_eq!(ann.call("store.clear", bucket(json!({}))).await, json!({"cleared": true}));
+    assert_eq!(ids(&all(&test).await), ["b1", "b2", "b3"]);
 }
 
-/// What a reply says of a row, with its key left out.
-async fn said_of(client: &mut Client, key: &str, operation: &str, params: &Json) -> String {
+/// The reply to a request about a row, with the key replaced by a placeholder.
+async fn reply_without_key(client: &mut Client, key: &str, operation: &str, params: &Json) -> String {
     let params: Json = serde_json::from_str(&params.to_string().replace("KEY", key)).unwrap();
     let id = client.send(operation, params).await;
     let mut reply = client.reply(id).await;
@@ -251,21 +251,20 @@ async fn said_of(client: &mut Client, key: &str, operation: &str, params: &Json)
     reply.to_string().replace(key, "KEY")
 }
 
-/// Deletes once told a hidden row from an absent one, and so did inserts and transactions that fail anyway, and references.
+/// Regression: deletes, references, and inserts and transactions that fail in any case revealed whether a hidden row exists.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hidden_row_and_an_absent_one_are_told_apart_by_nothing() {
-    let house = harbour().await;
+async fn hidden_rows_cannot_be_distinguished_from_missing_ones() {
+    let test = serve_boats().await;
     let note = json!({"key": "id", "schema": {
         "id": {"type": "string", "generated": "uuid"}, "n": {"type": "number"}, "boat": {"type": "string", "ref": "boats"},
     }});
-    house
-        .write(move |draft| {
-            draft.define_bucket("notes", &note)?;
-            draft.insert("notes", object(json!({"id": "note", "owner": "ann"})))
-        })
-        .await;
-    let before = all(&house).await;
-    let mut ann = house.client("ann").await;
+    test.write(move |draft| {
+        draft.define_bucket("notes", &note)?;
+        draft.insert("notes", object(json!({"id": "note", "owner": "ann"})))
+    })
+    .await;
+    let before = all(&test).await;
+    let mut ann = test.client("ann").await;
     let step = |step: Json| ("store.transaction", json!({"operations": [step]}));
     let to_others = json!({"id": "KEY", "owner": "bob"});
     let mut requests = vec![
@@ -286,13 +285,13 @@ async fn a_hidden_row_and_an_absent_one_are_told_apart_by_nothing() {
         ("store.delete", json!({"bucket": "boats", "key": "KEY", "version": 9})),
         ("store.delete", json!({"bucket": "boats", "key": "KEY", "idempotencyKey": "delete KEY"})),
         ("store.delete", json!({"bucket": "boats", "key": "KEY", "idempotencyKey": "delete KEY"})),
-        // A write that fails without the row fails alike with it.
+        // A write that fails without the row fails in the same way with it.
         ("store.insert", json!({"bucket": "boats", "data": to_others})),
         ("store.insertMany", json!({"bucket": "boats", "data": [to_others]})),
         ("store.upsert", json!({"bucket": "boats", "data": to_others})),
         ("store.upsert", json!({"bucket": "boats", "data": {"id": "KEY", "n": 1}})),
         ("store.upsert", json!({"bucket": "boats", "data": to_others, "idempotencyKey": "upsert KEY"})),
-        // A reference to a row that one may not see leads nowhere.
+        // A reference to a hidden row is invalid.
         ("store.insert", json!({"bucket": "notes", "data": {"owner": "ann", "boat": "KEY"}})),
         ("store.insertMany", json!({"bucket": "notes", "data": [{"owner": "ann", "boat": "KEY"}]})),
         ("store.upsert", json!({"bucket": "notes", "data": {"id": "note", "boat": "KEY"}})),
@@ -312,46 +311,46 @@ async fn a_hidden_row_and_an_absent_one_are_told_apart_by_nothing() {
         step(json!({"op": "delete", "bucket": "boats", "key": "KEY", "version": 9})),
     ]);
     for (operation, params) in &requests {
-        let hidden = said_of(&mut ann, "b1", operation, params).await;
-        assert_eq!(hidden, said_of(&mut ann, "x9", operation, params).await, "{operation} {params}");
+        let hidden = reply_without_key(&mut ann, "b1", operation, params).await;
+        assert_eq!(hidden, reply_without_key(&mut ann, "x9", operation, params).await, "{operation} {params}");
         assert!(!hidden.contains("bob") && !hidden.contains("100"), "{hidden}");
     }
-    assert_eq!(all(&house).await, before);
-    // What she sees she may refer to.
-    ann.ask("store.update", json!({"bucket": "notes", "key": "note", "data": {"boat": "a1"}})).await;
+    assert_eq!(all(&test).await, before);
+    // Visible rows can be referenced.
+    ann.call("store.update", json!({"bucket": "notes", "key": "note", "data": {"boat": "a1"}})).await;
 }
 
-/// A role that may not read a bucket has no rows there, and refers to what there is.
+/// Row filters apply to references only if the role can read the bucket. Otherwise any existing record can be referenced.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_that_may_not_read_a_bucket_may_refer_to_its_records() {
-    let auth = only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["notes"])]);
-    let house = House::open(auth).await;
-    house.bucket("boats", boats()).await;
+async fn role_without_read_access_can_reference_records() {
+    let auth = allow_only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["notes"])]);
+    let test = TestServer::start(auth).await;
+    test.bucket("boats", boats()).await;
     let note = json!({"key": "id", "schema": {"id": {"type": "string"}, "boat": {"type": "string", "ref": "boats"}}});
-    house.write(move |draft| draft.define_bucket("notes", &note)).await;
-    let mut ann = house.client("ann").await;
+    test.write(move |draft| draft.define_bucket("notes", &note)).await;
+    let mut ann = test.client("ann").await;
     let insert = |boat: &str| json!({"bucket": "notes", "data": {"id": boat, "owner": "ann", "boat": boat}});
     assert_eq!(code(&mut ann, "store.insert", insert("b1")).await, "");
     assert_eq!(code(&mut ann, "store.insert", insert("x9")).await, "VALIDATION_ERROR");
 }
 
-/// A role that was bound to some rows once ended the subscriptions of others, and saw what they ask for.
+/// Regression: a role with row filters could end the subscriptions of other users and see their filters.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_with_hidden_rows_may_not_undefine_queries() {
-    let house = harbour().await;
-    let mut bob = house.client("bob").await;
-    bob.ask("store.subscribe", json!({"query": "boats", "pos": true})).await;
-    let mut ann = house.client("ann").await;
+async fn role_with_hidden_rows_cannot_undefine_queries() {
+    let test = serve_boats().await;
+    let mut bob = test.client("bob").await;
+    bob.call("store.subscribe", json!({"query": "boats", "pos": true})).await;
+    let mut ann = test.client("ann").await;
     assert_eq!(code(&mut ann, "store.undefineQuery", json!({"name": "boats"})).await, "FORBIDDEN");
-    // It is not told which there are.
+    // Nor learn which queries exist.
     assert_eq!(code(&mut ann, "store.undefineQuery", json!({"name": "none"})).await, "FORBIDDEN");
-    assert!(bob.is_silent().await);
-    house.client("sea").await.ask("store.undefineQuery", json!({"name": "boats"})).await;
+    assert!(bob.has_no_pushes().await);
+    test.client("sea").await.call("store.undefineQuery", json!({"name": "boats"})).await;
     assert_eq!(bob.push().await["error"]["code"], "QUERY_NOT_DEFINED");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_with_hidden_rows_sees_the_names_of_queries_it_may_follow() {
+async fn role_with_hidden_rows_sees_the_names_of_queries_it_can_subscribe_to() {
     let people = [user("ann", &["member"]), user("two", &["member", "all"]), user("sea", &["seer"])];
     let rules = [
         own_rows("member").on_buckets(["boats"]),
@@ -360,10 +359,10 @@ async fn a_role_with_hidden_rows_sees_the_names_of_queries_it_may_follow() {
         Rule::new("all", ["store.subscribe"]).on_buckets(["boats"]),
         Rule::new("seer", ["store.listQueries"]),
     ];
-    let house = House::open(only(tokens(people), rules)).await;
+    let test = TestServer::start(allow_only(tokens(people), rules)).await;
     for bucket in ["boats", "ports", "secrets"] {
-        house.bucket(bucket, []).await;
-        house.query(&format!("of-{bucket}"), json!({"bucket": bucket, "filter": {"id": "b1"}})).await;
+        test.bucket(bucket, []).await;
+        test.query(&format!("of-{bucket}"), json!({"bucket": bucket, "filter": {"id": "b1"}})).await;
     }
     let query = |bucket: &str| json!({"name": format!("of-{bucket}"), "type": "declarative", "activeSubscriptions": 0});
     let defined = |bucket: &str| {
@@ -371,41 +370,40 @@ async fn a_role_with_hidden_rows_sees_the_names_of_queries_it_may_follow() {
         query["config"] = json!({"bucket": bucket, "filter": {"id": "b1"}});
         query
     };
-    for (who, expected) in [
-        // A definition may name what is in hidden rows.
+    for (user_id, expected) in [
+        // A definition may contain values of hidden rows.
         ("ann", json!([query("boats"), defined("ports")])),
         ("two", json!([defined("boats"), defined("ports")])),
-        // Nothing is hidden from this one by rows.
+        // This user has no row filter.
         ("sea", json!([defined("boats"), defined("ports"), defined("secrets")])),
     ] {
-        let listed = house.client(who).await.ask("store.listQueries", json!({})).await;
-        assert_eq!(listed["queries"], expected, "{who}");
+        let listed = test.client(user_id).await.call("store.listQueries", json!({})).await;
+        assert_eq!(listed["queries"], expected, "{user_id}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_unique_is_told_and_not_whose_it_is() {
-    let house = harbour().await;
+async fn unique_violation_does_not_reveal_the_hidden_row() {
+    let test = serve_boats().await;
     let config = json!({"key": "id", "schema": {
         "id": {"type": "string", "generated": "uuid"}, "name": {"type": "string", "unique": true}}});
-    house
-        .write(move |draft| {
-            draft.define_bucket("names", &config)?;
-            draft.insert("names", object(json!({"id": "hidden-key", "owner": "bob", "name": "kestrel"})))
-        })
-        .await;
-    let mut ann = house.client("ann").await;
+    test.write(move |draft| {
+        draft.define_bucket("names", &config)?;
+        draft.insert("names", object(json!({"id": "hidden-key", "owner": "bob", "name": "kestrel"})))
+    })
+    .await;
+    let mut ann = test.client("ann").await;
     let data = json!({"bucket": "names", "data": {"owner": "ann", "name": "kestrel"}});
-    let (code, error) = ann.fail("store.insert", data).await;
+    let (code, error) = ann.call_err("store.insert", data).await;
     assert_eq!(code, "ALREADY_EXISTS");
     assert_eq!(error["details"], json!({"bucket": "names", "field": "name", "value": "kestrel"}));
     assert!(!error.to_string().contains("hidden-key") && !error.to_string().contains("bob"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_about_all_rows_needs_all_of_them() {
-    let house = harbour().await;
-    let mut ann = house.client("ann").await;
+async fn operations_on_all_rows_require_access_to_all_rows() {
+    let test = serve_boats().await;
+    let mut ann = test.client("ann").await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
     for (operation, params) in [
         ("store.stats", json!({})),
@@ -415,21 +413,21 @@ async fn what_is_about_all_rows_needs_all_of_them() {
     ] {
         assert_eq!(code(&mut ann, operation, params).await, "FORBIDDEN", "{operation}");
     }
-    // A query is only a question.
-    ann.ask("store.defineQuery", json!({"name": "mine", "config": {"bucket": "boats"}})).await;
-    assert_eq!(ids(&ann.ask("store.subscribe", json!({"query": "mine"})).await["data"]), ["a1", "a2"]);
+    // Defining a query does not expose rows.
+    ann.call("store.defineQuery", json!({"name": "mine", "config": {"bucket": "boats"}})).await;
+    assert_eq!(ids(&ann.call("store.subscribe", json!({"query": "mine"})).await["data"]), ["a1", "a2"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_of_several_roles_add_up() {
+async fn rules_of_several_roles_are_combined() {
     let people = [
-        known("one", &["member"], json!({})),
-        known("two", &["member", "mate"], json!({"crew": "red"})),
-        known("three", &["mate"], json!({"crew": "red"})),
-        known("four", &["mate"], json!({"crew": null})),
-        known("five", &["mate"], json!({})),
-        known("six", &["red", "guest"], json!({})),
-        known("seven", &["lister"], json!({"ids": ["1", "3"]})),
+        user_with_metadata("one", &["member"], json!({})),
+        user_with_metadata("two", &["member", "mate"], json!({"crew": "red"})),
+        user_with_metadata("three", &["mate"], json!({"crew": "red"})),
+        user_with_metadata("four", &["mate"], json!({"crew": null})),
+        user_with_metadata("five", &["mate"], json!({})),
+        user_with_metadata("six", &["red", "guest"], json!({})),
+        user_with_metadata("seven", &["lister"], json!({"ids": ["1", "3"]})),
     ];
     let reads = ["store.all", "store.subscribe"];
     let where_ = |role: &str, filter: Json| Rule::new(role, reads).on_rows(filter).unwrap();
@@ -439,11 +437,11 @@ async fn rules_of_several_roles_add_up() {
         where_("guest", json!({"crew": {"$in": "{{ session.roles }}"}})),
         where_("lister", json!({"id": {"$in": "{{ session.metadata.ids }}"}})),
     ];
-    let house = House::open(only(tokens(people), rules)).await;
+    let test = TestServer::start(allow_only(tokens(people), rules)).await;
     let row = |id: &str, owner: &str, crew: &str| json!({"id": id, "owner": owner, "crew": crew});
     let rows = [row("1", "one", "blue"), row("2", "two", "blue"), row("3", "one", "red"), json!({"id": "4"})];
-    house.bucket("b", rows).await;
-    for (who, expected) in [
+    test.bucket("b", rows).await;
+    for (user_id, expected) in [
         ("one", vec!["1", "3"]),
         ("two", vec!["2", "3"]),
         ("three", vec!["3"]),
@@ -452,31 +450,31 @@ async fn rules_of_several_roles_add_up() {
         ("six", vec!["3"]),
         ("seven", vec!["1", "3"]),
     ] {
-        let mut client = house.client(who).await;
-        assert_eq!(ids(&client.ask("store.all", json!({"bucket": "b"})).await), expected, "{who}");
-        let followed = client.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
-        assert_eq!(ids(&followed["data"]), expected, "{who}");
-        assert_eq!(code(&mut client, "store.count", json!({"bucket": "b"})).await, "FORBIDDEN", "{who}");
+        let mut client = test.client(user_id).await;
+        assert_eq!(ids(&client.call("store.all", json!({"bucket": "b"})).await), expected, "{user_id}");
+        let subscribed = client.call("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+        assert_eq!(ids(&subscribed["data"]), expected, "{user_id}");
+        assert_eq!(code(&mut client, "store.count", json!({"bucket": "b"})).await, "FORBIDDEN", "{user_id}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_operation_has_its_rows() {
+async fn row_filters_apply_per_operation() {
     let rules = [Rule::new("member", ["store.all", "store.get"]), own_rows("member")];
-    let house = House::open(only(tokens([user("ann", &["member"])]), rules)).await;
-    house.bucket("boats", boats()).await;
-    let mut ann = house.client("ann").await;
-    assert_eq!(ann.ask("store.all", json!({"bucket": "boats"})).await.as_array().unwrap().len(), 5);
-    assert_eq!(ann.ask("store.count", json!({"bucket": "boats"})).await, 2);
-    assert_eq!(ann.ask("store.get", json!({"bucket": "boats", "key": "b1"})).await["n"], 100);
+    let test = TestServer::start(allow_only(tokens([user("ann", &["member"])]), rules)).await;
+    test.bucket("boats", boats()).await;
+    let mut ann = test.client("ann").await;
+    assert_eq!(ann.call("store.all", json!({"bucket": "boats"})).await.as_array().unwrap().len(), 5);
+    assert_eq!(ann.call("store.count", json!({"bucket": "boats"})).await, 2);
+    assert_eq!(ann.call("store.get", json!({"bucket": "boats", "key": "b1"})).await["n"], 100);
     assert_eq!(code(&mut ann, "store.update", json!({"bucket": "boats", "key": "b1", "data": {}})).await, "NOT_FOUND");
 }
 
-/// The boat with some key, and all that there are.
+/// Returns one boat by key, all visible boats, and whether another bucket can be read.
 #[derive(Debug)]
-struct Looks;
+struct VisibleBoats;
 
-impl ProgrammaticQuery for Looks {
+impl ProgrammaticQuery for VisibleBoats {
     fn buckets(&self) -> Vec<String> {
         vec!["boats".to_owned()]
     }
@@ -484,7 +482,7 @@ impl ProgrammaticQuery for Looks {
     fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
         let one = view.get("boats", &params["key"])?;
         let Answer::Records(all) = view.query(&json!({"bucket": "boats", "fields": ["id"]}))? else {
-            panic!("records were asked for")
+            panic!("expected records")
         };
         let secret = view.query(&json!({"bucket": "secrets"})).is_ok();
         Ok(json!({"one": one.map(|boat| boat["id"].clone()), "all": all, "secret": secret}))
@@ -492,39 +490,39 @@ impl ProgrammaticQuery for Looks {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn code_of_the_host_sees_what_its_caller_sees() {
-    let auth = only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["boats"])]);
-    let house = House::open_with(options().auth(auth).query("looks", Looks)).await;
-    house.bucket("boats", boats()).await;
-    house.bucket("secrets", [json!({"id": "s"})]).await;
-    let mut ann = house.client("ann").await;
+async fn programmatic_query_sees_the_rows_of_its_caller() {
+    let auth = allow_only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["boats"])]);
+    let test = TestServer::start_with(options().auth(auth).query("looks", VisibleBoats)).await;
+    test.bucket("boats", boats()).await;
+    test.bucket("secrets", [json!({"id": "s"})]).await;
+    let mut ann = test.client("ann").await;
     let all = json!([{"id": "a1"}, {"id": "a2"}]);
     for (key, one) in [("a1", json!("a1")), ("b1", json!(null))] {
-        let looks = ann.ask("store.subscribe", json!({"query": "looks", "params": {"key": key}})).await;
+        let looks = ann.call("store.subscribe", json!({"query": "looks", "params": {"key": key}})).await;
         assert_eq!(looks["data"], json!({"one": one, "all": all, "secret": false}));
     }
-    house.write(|draft| draft.insert("boats", object(json!({"id": "b9", "owner": "bob"})))).await;
-    house.write(|draft| draft.insert("boats", object(json!({"id": "a9", "owner": "ann"})))).await;
+    test.write(|draft| draft.insert("boats", object(json!({"id": "b9", "owner": "bob"})))).await;
+    test.write(|draft| draft.insert("boats", object(json!({"id": "a9", "owner": "ann"})))).await;
     for _ in 0..2 {
         let push = ann.push().await;
         assert_eq!(push["data"]["all"], json!([{"id": "a1"}, {"id": "a2"}, {"id": "a9"}]));
     }
 }
 
-/// Somebody who changes crews.
+/// Two tokens of the same user with different metadata.
 fn crews() -> Auth {
-    let crew = |crew: &str| known("ann", &["mate"], json!({"crew": crew}));
+    let crew = |crew: &str| user_with_metadata("ann", &["mate"], json!({"crew": crew}));
     let named = [("red", crew("red")), ("blue", crew("blue"))];
     let auth = Auth::new(StaticTokens::new(named).unwrap());
     let rule = Rule::new("mate", ["store.*"]).on_rows(json!({"crew": "{{ session.metadata.crew }}"}));
-    only(auth, [rule.unwrap()])
+    allow_only(auth, [rule.unwrap()])
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_is_given_again_shows_no_more_than_a_new_one() {
-    let house = House::open(crews()).await;
-    house.bucket("b", [json!({"id": "old", "crew": "red"})]).await;
-    let mut client = house.client("red").await;
+async fn replayed_reply_reveals_no_more_than_a_new_one() {
+    let test = TestServer::start(crews()).await;
+    test.bucket("b", [json!({"id": "old", "crew": "red"})]).await;
+    let mut client = test.client("red").await;
     let red = |id: &str| json!({"id": id, "crew": "red"});
     let requests = [
         ("store.insert", json!({"data": red("one")})),
@@ -536,18 +534,18 @@ async fn a_reply_that_is_given_again_shows_no_more_than_a_new_one() {
         ("store.transaction", json!({"operations": [{"op": "insert", "bucket": "b", "data": red("five")}]})),
         ("store.delete", json!({"key": "five"})),
     ];
-    let with_key = |place: usize, params: &Json| {
+    let with_key = |index: usize, params: &Json| {
         let mut params = params.clone();
-        (params["bucket"], params["idempotencyKey"]) = (json!("b"), json!(format!("key-{place}")));
+        (params["bucket"], params["idempotencyKey"]) = (json!("b"), json!(format!("key-{index}")));
         params
     };
     let mut first = Vec::new();
-    for (place, (operation, params)) in requests.iter().enumerate() {
-        first.push(client.ask(operation, with_key(place, params)).await);
+    for (index, (operation, params)) in requests.iter().enumerate() {
+        first.push(client.call(operation, with_key(index, params)).await);
     }
-    client.ask("auth.login", json!({"token": "blue"})).await;
-    for (place, (operation, params)) in requests.iter().enumerate() {
-        let id = client.send(operation, with_key(place, params)).await;
+    client.call("auth.login", json!({"token": "blue"})).await;
+    for (index, (operation, params)) in requests.iter().enumerate() {
+        let id = client.send(operation, with_key(index, params)).await;
         let reply = client.reply(id).await;
         if *operation == "store.delete" {
             assert_eq!(reply["data"], json!({"deleted": true}));
@@ -556,8 +554,8 @@ async fn a_reply_that_is_given_again_shows_no_more_than_a_new_one() {
             assert!(!reply.to_string().contains("red"), "{reply}");
         }
     }
-    client.ask("auth.login", json!({"token": "red"})).await;
-    for (place, (operation, params)) in requests.iter().enumerate() {
-        assert_eq!(client.ask(operation, with_key(place, params)).await, first[place], "{operation}");
+    client.call("auth.login", json!({"token": "red"})).await;
+    for (index, (operation, params)) in requests.iter().enumerate() {
+        assert_eq!(client.call(operation, with_key(index, params)).await, first[index], "{operation}");
     }
 }

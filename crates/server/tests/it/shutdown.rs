@@ -1,4 +1,4 @@
-//! How a server ends.
+//! Graceful shutdown, and dropping a server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,96 +12,96 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::client::{Client, notes, options, serve, serve_store};
-use crate::page::{Page, metric, wait_for};
-use crate::raw::{CLOSE, Raw, TEXT, frame, handshake};
+use crate::client::{Client, notes_config, options, serve, serve_store};
+use crate::metrics_page::{MetricsPage, metric, wait_for_metrics};
+use crate::raw::{CLOSE, RawClient, TEXT, frame, handshake};
 
 const HOUR: Duration = Duration::from_hours(1);
 
-async fn is_told(client: &mut Client, grace: u64) {
-    let told = client.receive().await;
-    assert_eq!(told, json!({"type": "system", "event": "shutdown", "gracePeriodMs": grace}));
+async fn expect_shutdown_notice(client: &mut Client, grace: u64) {
+    let notice = client.receive().await;
+    assert_eq!(notice, json!({"type": "system", "event": "shutdown", "gracePeriodMs": grace}));
 }
 
-async fn is_ended(client: &mut Client) {
+async fn expect_shutdown_close(client: &mut Client) {
     assert_eq!(client.closed().await, (1000, "server_shutdown".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_are_served_for_the_grace_and_it_ends_early_when_all_have_left() {
+async fn clients_are_served_in_the_grace_period_and_it_ends_early_without_clients() {
     let server = serve(options()).await;
     let address = server.address();
     let (mut one, mut two) = (Client::connect(&server).await, Client::connect(&server).await);
-    one.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    one.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
-    one.ask("store.subscribe", json!({"query": "all"})).await;
-    let mut idle = Raw::connect(&server).await;
+    one.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    one.call("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
+    one.call("store.subscribe", json!({"query": "all"})).await;
+    let mut idle = RawClient::connect(&server).await;
     idle.write(b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n").await;
     assert_eq!(idle.response().await.0, 200);
     let stopping = tokio::spawn(server.stop(HOUR));
-    is_told(&mut one, 3_600_000).await;
-    is_told(&mut two, 3_600_000).await;
-    assert!(!idle.more().await, "whoever is no client is not waited for");
-    // Nobody is let in.
+    expect_shutdown_notice(&mut one, 3_600_000).await;
+    expect_shutdown_notice(&mut two, 3_600_000).await;
+    assert!(!idle.read_some().await, "an idle HTTP connection does not delay the shutdown");
+    // New connections are refused.
     assert!(TcpStream::connect(address).await.is_err());
-    // And all is done for who is there.
-    two.ask("store.insert", json!({"bucket": "notes", "data": {"text": "ebb"}})).await;
+    // Existing clients are served.
+    two.call("store.insert", json!({"bucket": "notes", "data": {"text": "ebb"}})).await;
     assert_eq!(one.push().await["data"][0]["text"], "ebb");
-    one.ask("store.count", json!({"bucket": "notes"})).await;
+    one.call("store.count", json!({"bucket": "notes"})).await;
     drop(one);
-    two.ask("store.count", json!({"bucket": "notes"})).await;
+    two.call("store.count", json!({"bucket": "notes"})).await;
     assert!(!stopping.is_finished());
     drop(two);
-    timeout(PATIENCE, stopping).await.expect("it does not wait for an hour").unwrap();
+    timeout(PATIENCE, stopping).await.expect("the grace period ends early").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_stays_is_ended_when_the_grace_is_over() {
+async fn remaining_clients_are_disconnected_after_the_grace_period() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
     let stopping = tokio::spawn(server.stop(Duration::from_millis(50)));
-    is_told(&mut client, 50).await;
-    is_ended(&mut client).await;
+    expect_shutdown_notice(&mut client, 50).await;
+    expect_shutdown_close(&mut client).await;
     drop(client);
     stopping.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_grace_there_is_no_notice() {
+async fn zero_grace_period_sends_no_notice() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     let stopping = tokio::spawn(server.stop(Duration::ZERO));
     let (kind, payload) = raw.frame().await.unwrap();
     assert_eq!((kind, &payload[..2], &payload[2..]), (8, &[0x03, 0xe8][..], &b"server_shutdown"[..]));
     raw.write(&frame(CLOSE, &payload[..2])).await;
-    assert!(!raw.more().await);
+    assert!(!raw.read_some().await);
     stopping.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_is_nothing_to_wait_for() {
+async fn shutdown_without_clients_is_immediate() {
     let server = serve(options()).await;
-    let mut half = Raw::connect(&server).await;
+    let mut half = RawClient::connect(&server).await;
     half.write(&handshake("/", "").as_bytes()[..30]).await;
-    timeout(PATIENCE, server.stop(HOUR)).await.expect("it does not wait for an hour");
+    timeout(PATIENCE, server.stop(HOUR)).await.expect("the grace period ends early");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_answer_the_close_is_not_waited_for_for_ever() {
+async fn client_that_does_not_answer_the_close_delays_shutdown_for_a_limited_time() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
-    let began = tokio::time::Instant::now();
+    let mut raw = RawClient::websocket(&server).await;
+    let start = tokio::time::Instant::now();
     server.stop(Duration::from_secs(7)).await;
-    assert!(began.elapsed() >= Duration::from_secs(7) && began.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() >= Duration::from_secs(7) && start.elapsed() < Duration::from_secs(20));
     assert_eq!(raw.closed().await, (1000, "server_shutdown".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_asked_before_the_end_is_answered() {
+async fn requests_sent_in_the_grace_period_are_answered() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    let mut raw = Raw::websocket(&server).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    let mut raw = RawClient::websocket(&server).await;
     let stopping = tokio::spawn(server.stop(Duration::from_millis(500)));
     assert_eq!(raw.json().await["type"], "system");
     let mut bytes = Vec::new();
@@ -120,56 +120,58 @@ async fn what_was_asked_before_the_end_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_dropped_ends_at_once_and_its_store_goes_on() {
+async fn dropped_server_closes_at_once_and_its_store_stays_usable() {
     let store = Store::memory(StoreOptions::default());
     let server = serve_store(store.clone(), options()).await;
     let address = server.address();
     let mut client = Client::connect(&server).await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
     drop(server);
-    is_ended(&mut client).await;
-    tidewire_testkit::wait_until_async("nobody listens", PATIENCE, async || TcpStream::connect(address).await.is_err())
-        .await;
+    expect_shutdown_close(&mut client).await;
+    tidewire_testkit::wait_until_async("the port is closed", PATIENCE, async || {
+        TcpStream::connect(address).await.is_err()
+    })
+    .await;
     let again = options().port(address.port());
     let server = serve_store(store, again).await;
     let mut client = Client::connect(&server).await;
-    assert_eq!(client.ask("store.buckets", json!({})).await["names"], json!(["notes"]));
+    assert_eq!(client.call("store.buckets", json!({})).await["names"], json!(["notes"]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_stops_waiting_for_the_end_has_dropped_the_server() {
+async fn cancelled_stop_drops_the_server() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
     let stopping = tokio::spawn(server.stop(HOUR));
-    is_told(&mut client, 3_600_000).await;
+    expect_shutdown_notice(&mut client, 3_600_000).await;
     stopping.abort();
     assert!(stopping.await.unwrap_err().is_cancelled());
-    is_ended(&mut client).await;
+    expect_shutdown_close(&mut client).await;
 }
 
-/// A validator whose logins wait until the test opens the gate.
+/// A validator that blocks logins until it gets a permit.
 #[derive(Debug)]
-struct Gate(Semaphore);
+struct GatedValidator(Semaphore);
 
-impl TokenValidator for Gate {
+impl TokenValidator for GatedValidator {
     fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
         Box::pin(async move {
-            self.0.acquire().await.expect("the gate is not closed").forget();
+            self.0.acquire().await.expect("the semaphore is open").forget();
             Ok(Some(Session::new(token, ["admin"])))
         })
     }
 }
 
-async fn serve_gate() -> (Server, Store, Arc<Gate>) {
-    let gate = Arc::new(Gate(Semaphore::new(0)));
+async fn serve_gated() -> (Server, Store, Arc<GatedValidator>) {
+    let gate = Arc::new(GatedValidator(Semaphore::new(0)));
     let options = options().auth(Auth::new(Arc::clone(&gate)).required(false));
     let store = Store::memory(StoreOptions::default());
-    store.define_bucket("notes", notes()).wait().unwrap();
+    store.define_bucket("notes", notes_config()).wait().unwrap();
     (serve_store(store.clone(), options).await, store, gate)
 }
 
-/// Sends a login that waits at the gate, and requests behind it. Returns when the server has read all of them.
-async fn queue_requests(server: &Server, raw: &mut Raw, behind: u64) {
+/// Sends a login that blocks in the validator, and requests behind it. Returns when the server has read all of them.
+async fn queue_requests(server: &Server, raw: &mut RawClient, behind: u64) {
     let read = metric(server, "messages_received_total").await;
     raw.send(&json!({"id": 0, "type": "auth.login", "token": "mara"}).to_string()).await;
     let mut bytes = Vec::new();
@@ -180,19 +182,19 @@ async fn queue_requests(server: &Server, raw: &mut Raw, behind: u64) {
         bytes.extend(frame(TEXT, request.to_string().as_bytes()));
     }
     raw.write(&bytes).await;
-    let is_read = |page: &Page| page.get("messages_received_total") == read + 1 + behind;
-    wait_for(server, "all requests are read", is_read).await;
+    let is_read = |page: &MetricsPage| page.get("messages_received_total") == read + 1 + behind;
+    wait_for_metrics(server, "all requests are read", is_read).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_were_read_and_not_run_are_refused_when_the_grace_period_ends() {
+async fn queued_requests_are_rejected_when_the_grace_period_ends() {
     for grace in [Duration::ZERO, Duration::from_millis(1)] {
-        let (server, store, gate) = serve_gate().await;
-        let (mut raw, mut idle) = (Raw::websocket(&server).await, Client::connect(&server).await);
+        let (server, store, gate) = serve_gated().await;
+        let (mut raw, mut idle) = (RawClient::websocket(&server).await, Client::connect(&server).await);
         queue_requests(&server, &mut raw, 50).await;
         let stopping = tokio::spawn(server.stop(grace));
-        // The grace period has ended for all when it has for one.
-        is_ended(&mut idle).await;
+        // The grace period ends for all connections at once.
+        expect_shutdown_close(&mut idle).await;
         drop(idle);
         gate.0.add_permits(1);
         let mut message = raw.json().await;
@@ -200,7 +202,7 @@ async fn requests_that_were_read_and_not_run_are_refused_when_the_grace_period_e
             assert_eq!(message["event"], "shutdown", "{message}");
             message = raw.json().await;
         }
-        assert_eq!((&message["id"], &message["type"]), (&json!(0), &json!("result")), "it ran: {message}");
+        assert_eq!((&message["id"], &message["type"]), (&json!(0), &json!("result")), "the login ran: {message}");
         for id in 1..=50 {
             let reply = raw.json().await;
             assert_eq!((&reply["id"], &reply["code"]), (&json!(id), &json!("SHUTTING_DOWN")), "{reply}");
@@ -211,15 +213,15 @@ async fn requests_that_were_read_and_not_run_are_refused_when_the_grace_period_e
     }
 }
 
-/// Time is paused, and passes when nothing else happens.
+/// The clock is paused, and advances when all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_does_not_end_is_given_up_and_its_client_gets_a_close_frame() {
-    let (server, _store, _gate) = serve_gate().await;
-    let mut raw = Raw::websocket(&server).await;
+async fn request_that_does_not_end_is_abandoned_and_its_client_gets_a_close_frame() {
+    let (server, _store, _gate) = serve_gated().await;
+    let mut raw = RawClient::websocket(&server).await;
     queue_requests(&server, &mut raw, 3).await;
-    let began = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     server.stop(Duration::from_secs(7)).await;
-    assert!(began.elapsed() < Duration::from_secs(13), "{:?}", began.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(13), "{:?}", start.elapsed());
     assert_eq!(raw.json().await["event"], "shutdown");
-    assert_eq!(raw.closed_at_once().await, (1000, "server_shutdown".to_owned()));
+    assert_eq!(raw.immediate_close().await, (1000, "server_shutdown".to_owned()));
 }

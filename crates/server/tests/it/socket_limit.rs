@@ -6,31 +6,31 @@ use tidewire::Server;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{options, serve};
-use crate::page::Page;
-use crate::raw::{Raw, handshake};
+use crate::metrics_page::MetricsPage;
+use crate::raw::{RawClient, handshake};
 
-/// The address of the clients. The page of metrics is read from another one.
-const CROWD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// The address of the clients. The metrics are read from another one.
+const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n";
-/// Sockets above the limit that may send a request.
+/// Number of sockets above the limit that may send a request.
 const MAX_REFUSED_PER_ADDRESS: usize = 64;
 
 async fn serve_limited(max: usize) -> Server {
     serve(options().max_connections_per_ip(max)).await
 }
 
-/// The status of an answer to a request of the crowd, and the socket.
-async fn status(server: &Server) -> (u16, Raw) {
-    let mut raw = Raw::connect_from(server, CROWD).await;
+/// Requests `/health` from the client address. Returns the status and the socket.
+async fn status(server: &Server) -> (u16, RawClient) {
+    let mut raw = RawClient::connect_from(server, CLIENT_ADDRESS).await;
     raw.write(HEALTH).await;
     (raw.response().await.0, raw)
 }
 
-/// Opens a WebSocket when the address has a permit for it.
-async fn open(server: &Server) -> Raw {
+/// Opens a WebSocket as soon as the address has a permit.
+async fn open(server: &Server) -> RawClient {
     let mut opened = None;
     wait_until_async("there is a permit", PATIENCE, async || {
-        let mut raw = Raw::connect_from(server, CROWD).await;
+        let mut raw = RawClient::connect_from(server, CLIENT_ADDRESS).await;
         raw.write(handshake("/", "").as_bytes()).await;
         assert_eq!(raw.head().await.0, 101);
         let is_open = raw.frame().await.unwrap().0 == 1;
@@ -42,23 +42,23 @@ async fn open(server: &Server) -> Raw {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sockets_that_are_not_upgraded_count() {
+async fn sockets_count_before_their_upgrade() {
     let server = serve_limited(2).await;
     let (first, mut idle) = (status(&server).await, status(&server).await.1);
     assert_eq!(first.0, 200);
-    // Any other request is answered, and the socket is closed.
+    // An HTTP request gets a response, and the socket is closed.
     let (refused, mut raw) = status(&server).await;
     assert_eq!(refused, 429);
-    assert!(!raw.more().await, "it ends");
-    // A WebSocket client is told by a close frame.
-    let mut raw = Raw::connect_from(&server, CROWD).await;
+    assert!(!raw.read_some().await, "the connection ends");
+    // A WebSocket client gets a close frame.
+    let mut raw = RawClient::connect_from(&server, CLIENT_ADDRESS).await;
     raw.write(handshake("/", "").as_bytes()).await;
     assert_eq!(raw.head().await.0, 101);
-    assert_eq!(raw.closed_at_once().await, (4003, "too_many_connections".to_owned()));
-    let page = Page::of(&server).await;
+    assert_eq!(raw.immediate_close().await, (4003, "too_many_connections".to_owned()));
+    let page = MetricsPage::read(&server).await;
     assert_eq!((page.get("sockets_refused_total"), page.get("connections_refused_total")), (1, 1));
     assert_eq!(page.get("connections_admitted_total"), 0);
-    // Those that were there before go on.
+    // Earlier sockets are not affected.
     idle.write(HEALTH).await;
     assert_eq!(idle.response().await.0, 200);
     drop(first);
@@ -68,7 +68,7 @@ async fn sockets_that_are_not_upgraded_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_socket_is_counted_once_before_and_after_its_upgrade() {
+async fn socket_is_counted_once_before_and_after_its_upgrade() {
     let server = serve_limited(1).await;
     for _ in 0..5 {
         let mut only = open(&server).await;
@@ -76,7 +76,7 @@ async fn a_socket_is_counted_once_before_and_after_its_upgrade() {
         only.send(r#"{"id":1,"type":"store.buckets"}"#).await;
         assert_eq!(only.json().await["type"], "result");
     }
-    // A request, and the upgrade on the same socket.
+    // A request, then the upgrade on the same socket.
     let mut permitted = None;
     wait_until_async("there is a permit", PATIENCE, async || {
         let (answered, raw) = status(&server).await;
@@ -88,23 +88,23 @@ async fn a_socket_is_counted_once_before_and_after_its_upgrade() {
     raw.write(handshake("/", "").as_bytes()).await;
     assert_eq!(raw.head().await.0, 101);
     assert_eq!(raw.json().await["type"], "welcome");
-    // The limit is that of an address.
-    Raw::websocket(&server).await;
+    // Another address has its own limit.
+    RawClient::websocket(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_socket_above_the_limit_is_served_if_another_has_left_by_then() {
+async fn socket_above_the_limit_is_served_once_a_permit_is_free() {
     let server = serve_limited(1).await;
     let only = open(&server).await;
     let mut above = Vec::new();
     for _ in 0..20 {
-        above.push(Raw::connect_from(&server, CROWD).await);
+        above.push(RawClient::connect_from(&server, CLIENT_ADDRESS).await);
     }
-    // All of them have been accepted when a later one is served.
-    Page::of(&server).await;
+    // All of them are accepted before the later one that reads the metrics.
+    MetricsPage::read(&server).await;
     drop(only);
-    wait_until_async("the first has ended", PATIENCE, async || server.connection_count() == 0).await;
-    // Its permit is free a moment later.
+    wait_until_async("the first connection has closed", PATIENCE, async || server.connection_count() == 0).await;
+    // Its permit is released shortly after.
     let mut is_served = false;
     for raw in &mut above {
         raw.write(HEALTH).await;
@@ -114,17 +114,17 @@ async fn a_socket_above_the_limit_is_served_if_another_has_left_by_then() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_so_many_sockets_above_the_limit_are_heard() {
+async fn number_of_sockets_above_the_limit_is_bounded() {
     let server = serve_limited(1).await;
     let _only = open(&server).await;
     let mut silent = Vec::new();
     for _ in 0..MAX_REFUSED_PER_ADDRESS {
-        silent.push(Raw::connect_from(&server, CROWD).await);
+        silent.push(RawClient::connect_from(&server, CLIENT_ADDRESS).await);
     }
-    let (status, head, body) = Raw::connect_from(&server, CROWD).await.response().await;
-    assert_eq!((status, &*body), (429, ""), "without being asked");
+    let (status, head, body) = RawClient::connect_from(&server, CLIENT_ADDRESS).await.response().await;
+    assert_eq!((status, &*body), (429, ""), "the response comes before any request");
     assert!(head.contains("connection: close"), "{head}");
-    // The others were heard, and are told why.
+    // The others get a response that names the reason.
     for raw in &mut silent {
         raw.write(HEALTH).await;
         let (status, _, body) = raw.response().await;

@@ -1,6 +1,6 @@
-//! What tracing shows of requests: their spans, and the log line of a slow one.
+//! Tracing spans of requests, and the log line of a slow request.
 //!
-//! The tests run on one thread, so that the subscriber of the thread gets everything that the server emits on it.
+//! The tests run on one thread, so that its subscriber receives everything that the server emits.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -17,17 +17,17 @@ use tracing::{Dispatch, Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::client::{Ask, Client, Tokens, notes, options, serve};
-use crate::page::{metric, wait_for};
+use crate::client::{Client, RoleTokens, RpcClient, notes_config, options, serve};
+use crate::metrics_page::{metric, wait_for_metrics};
 
-/// Keeps every span and event.
+/// Records every span and event.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Recorded>>);
 
 #[derive(Default)]
 struct Recorded {
     spans: Vec<Span>,
-    /// The indexes of the spans that are open. An id is used again when its span has closed.
+    /// The index of each open span by its ID. IDs are reused after a span has closed.
     open: BTreeMap<u64, usize>,
     events: Vec<(Level, Fields)>,
 }
@@ -84,8 +84,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
 impl Recorder {
     /// Records everything on this thread until the guard is dropped.
     fn start() -> (Self, DefaultGuard) {
-        // With a single dispatcher, tracing asks the thread that first reaches a callsite whether it is of interest. That may be the
-        // thread of another test, which has no subscriber, and the answer is kept. With two, all of them are asked.
+        // With a single dispatcher, tracing asks only the thread that first reaches a callsite whether it is of interest. That may
+        // be a thread of another test without a subscriber, and the answer is cached. With two dispatchers, all of them are asked.
         static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
         LazyLock::force(&SECOND);
         let recorder = Self::default();
@@ -93,12 +93,12 @@ impl Recorder {
         (recorder, guard)
     }
 
-    /// The spans of this name, in the order in which they began.
+    /// The spans with this name, oldest first.
     fn spans(&self, name: &str) -> Vec<Span> {
         self.0.lock().unwrap().spans.iter().filter(|span| span.name == name).cloned().collect()
     }
 
-    /// The newest request span, with these fields and no others.
+    /// Returns the newest request span, which must have exactly these fields.
     fn expect_request(&self, expected: &[(&str, &str)]) -> Span {
         let span = self.spans("request").pop().expect("a request has a span");
         let expected = expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -115,48 +115,48 @@ impl Recorder {
     }
 }
 
-/// Options of a server that requires no login.
+/// Options with optional login.
 fn with_tokens() -> ServerOptions {
-    options().auth(Auth::new(Tokens).required(false))
+    options().auth(Auth::new(RoleTokens).required(false))
 }
 
 #[tokio::test]
-async fn a_request_span_names_operation_connection_id_user_and_outcome() {
+async fn request_span_has_operation_connection_id_user_and_outcome() {
     let (recorder, _guard) = Recorder::start();
     let server = serve(with_tokens()).await;
     let mut client = Client::connect(&server).await;
     let connection = ("connection", "conn-1");
-    client.ask("store.buckets", json!({})).await;
+    client.call("store.buckets", json!({})).await;
     recorder.expect_request(&[("operation", "store.buckets"), connection, ("id", "1"), ("outcome", "ok")]);
-    client.ask("auth.login", json!({"token": "mara:admin"})).await;
+    client.call("auth.login", json!({"token": "mara:admin"})).await;
     recorder.expect_request(&[("operation", "auth.login"), connection, ("id", "2"), ("outcome", "ok")]);
     let user = ("user", "mara");
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
     recorder.expect_request(&[("operation", "store.defineBucket"), connection, ("id", "3"), user, ("outcome", "ok")]);
-    client.fail("store.insert", json!({"bucket": "notes", "data": {"rank": "x"}})).await;
+    client.call_err("store.insert", json!({"bucket": "notes", "data": {"rank": "x"}})).await;
     let failed = ("outcome", "VALIDATION_ERROR");
     recorder.expect_request(&[("operation", "store.insert"), connection, ("id", "4"), user, failed]);
-    // The name of an unknown operation is the client's: it is no value of a field.
-    client.fail("store.steal", json!({})).await;
+    // The name of an unknown operation comes from the client, so it is not recorded.
+    client.call_err("store.steal", json!({})).await;
     let unknown = ("outcome", "UNKNOWN_OPERATION");
     recorder.expect_request(&[("operation", "unknown"), connection, ("id", "5"), user, unknown]);
     let mut local = server.client(Session::new("ines", ["reader"]));
-    local.ask("store.buckets", json!({})).await;
+    local.call("store.buckets", json!({})).await;
     let local = ("connection", "local-1");
     recorder.expect_request(&[("operation", "store.buckets"), local, ("id", "0"), ("user", "ines"), ("outcome", "ok")]);
-    // A request that is given up has an outcome too.
+    // An abandoned request has an outcome too.
     let read = metric(&server, "messages_received_total").await;
     client.send("auth.login", json!({"token": "slow"})).await;
-    wait_for(&server, "it is read", |page| page.get("messages_received_total") == read + 1).await;
+    wait_for_metrics(&server, "the request is read", |page| page.get("messages_received_total") == read + 1).await;
     assert!(server.disconnect("conn-1"));
     client.closed().await;
-    wait_for(&server, "it has ended", |page| page.requests("auth.login", "abandoned") == 1).await;
+    wait_for_metrics(&server, "the request has ended", |page| page.requests("auth.login", "abandoned") == 1).await;
     recorder.expect_request(&[("operation", "auth.login"), connection, ("id", "6"), user, ("outcome", "abandoned")]);
-    assert_eq!(recorder.spans("request").len(), 7, "one per request");
+    assert_eq!(recorder.spans("request").len(), 7, "one span per request");
 }
 
 #[tokio::test]
-async fn a_request_span_has_the_trace_context_if_it_is_valid() {
+async fn request_span_has_a_valid_trace_context_only() {
     const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
     const PARENT: &str = "b7ad6b7169203331";
     let (recorder, _guard) = Recorder::start();
@@ -164,7 +164,7 @@ async fn a_request_span_has_the_trace_context_if_it_is_valid() {
     let mut client = Client::connect(&server).await;
     for flags in ["00", "01", "ff"] {
         let traceparent = format!("00-{TRACE}-{PARENT}-{flags}");
-        client.ask("store.buckets", json!({"traceparent": traceparent})).await;
+        client.call("store.buckets", json!({"traceparent": traceparent})).await;
         let span = recorder.spans("request").pop().unwrap();
         assert_eq!(span.fields.0.get("traceparent"), Some(&traceparent));
     }
@@ -186,10 +186,10 @@ async fn a_request_span_has_the_trace_context_if_it_is_valid() {
         json!(format!("00-{TRACE}-{PARENT}-0g")),
         json!(format!("{TRACE}\n{}", "x".repeat(10_000))),
     ] {
-        client.ask("store.buckets", json!({"traceparent": invalid})).await;
+        client.call("store.buckets", json!({"traceparent": invalid})).await;
         let span = recorder.spans("request").pop().unwrap();
         assert_eq!(span.fields.0.get("traceparent"), None, "{invalid}");
-        assert_eq!(span.fields.0["outcome"], "ok", "the request is served all the same");
+        assert_eq!(span.fields.0["outcome"], "ok", "the request is still served");
     }
 }
 
@@ -200,7 +200,7 @@ async fn commits_and_evaluations_are_children_of_their_request() {
     let mut client = Client::connect(&server).await;
     let mut local = server.client(None);
     let insert = json!({"bucket": "notes", "data": {"text": "x"}});
-    let define = json!({"name": "notes", "config": notes()});
+    let define = json!({"name": "notes", "config": notes_config()});
     for (operation, params, child) in [
         ("store.defineBucket", define, Some("store_commit")),
         ("store.insert", insert.clone(), Some("store_commit")),
@@ -209,14 +209,14 @@ async fn commits_and_evaluations_are_children_of_their_request() {
         ("store.count", json!({"bucket": "notes"}), None),
     ] {
         let before = recorder.0.lock().unwrap().spans.len();
-        client.ask(operation, params).await;
+        client.call(operation, params).await;
         let spans: Vec<Span> = recorder.0.lock().unwrap().spans[before..].to_vec();
         let spans: Vec<&Span> = spans.iter().filter(|span| span.target == "tidewire::request").collect();
         assert_eq!(spans[0].fields.0["operation"], operation);
         let children: Vec<_> = spans[1..].iter().map(|span| (span.name, span.parent)).collect();
         assert_eq!(children, child.map(|name| (name, Some(spans[0].index))).into_iter().collect::<Vec<_>>());
     }
-    // Requests in flight together have each their own child.
+    // Concurrent requests have one child each.
     let mut ids = Vec::new();
     for _ in 0..10 {
         ids.push(client.send("store.insert", insert.clone()).await);
@@ -224,7 +224,7 @@ async fn commits_and_evaluations_are_children_of_their_request() {
     for id in ids {
         assert_eq!(client.reply(id).await["type"], "result");
     }
-    local.ask("store.insert", insert).await;
+    local.call("store.insert", insert).await;
     let requests = recorder.spans("request");
     let of =
         |span: &Span| requests.iter().find(|request| Some(request.index) == span.parent).expect("a request").clone();
@@ -240,10 +240,10 @@ async fn commits_and_evaluations_are_children_of_their_request() {
 async fn failed_logins_are_logged_without_their_tokens() {
     let (recorder, _guard) = Recorder::start();
     let limit = RateLimit::new(3, Duration::from_mins(1));
-    let server = serve(options().auth(Auth::new(Tokens).required(false).login_rate_limit(limit))).await;
+    let server = serve(options().auth(Auth::new(RoleTokens).required(false).login_rate_limit(limit))).await;
     let mut client = Client::connect(&server).await;
     for _ in 0..10 {
-        client.fail("auth.login", json!({"token": "hush-hush"})).await;
+        client.call_err("auth.login", json!({"token": "hush-hush"})).await;
     }
     let fields = |expected: &[(&str, &str)]| {
         Fields(expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
@@ -262,20 +262,20 @@ async fn failed_logins_are_logged_without_their_tokens() {
         ("window_ms", "60000"),
         ("unlogged", "0"),
     ]);
-    assert_eq!(recorder.lines("logins throttled"), [(Level::WARN, throttled)], "once");
+    assert_eq!(recorder.lines("logins throttled"), [(Level::WARN, throttled)], "logged once");
     let recorded = recorder.0.lock().unwrap();
     assert!(!format!("{:?} {:?}", recorded.events, recorded.spans).contains("hush-hush"));
 }
 
 #[tokio::test]
-async fn a_slow_request_is_logged_and_counted() {
+async fn slow_request_is_logged_and_counted() {
     for (limit, is_slow) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
         let (recorder, _guard) = Recorder::start();
         let server = serve(with_tokens().slow_request(limit)).await;
         let mut client = Client::connect(&server).await;
-        client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-        client.fail("store.get", json!({"bucket": "none", "key": "k"})).await;
-        client.fail("no.such", json!({})).await;
+        client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+        client.call_err("store.get", json!({"bucket": "none", "key": "k"})).await;
+        client.call_err("no.such", json!({})).await;
         let lines = recorder.lines("slow request");
         assert_eq!(metric(&server, "requests_slow_total").await, if is_slow { 3 } else { 0 });
         let expected = [

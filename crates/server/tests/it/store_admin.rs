@@ -1,51 +1,53 @@
-//! Definitions, statistics, and operations that this server does not have.
+//! Definitions, statistics, and operations that this server does not support.
 
 use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
-use crate::client::{Ask as _, Client, options, serve, serve_store};
-use crate::tides::{FOUR, NOW, fails, fill, refuses, serve_tides, serve_tides_locally, tides};
+use crate::client::{Client, RpcClient as _, options, serve, serve_store};
+use crate::tides::{
+    FOUR_TIDES, NOW, expect_error, expect_invalid_params, insert_tides, serve_tides, serve_tides_locally, tides_config,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn buckets_are_defined_shown_changed_and_dropped() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
-    assert_eq!(client.ask("store.buckets", json!({})).await, json!({"count": 0, "names": []}));
+    assert_eq!(client.call("store.buckets", json!({})).await, json!({"count": 0, "names": []}));
     for name in ["tides", "anchors"] {
-        let created = client.ask("store.defineBucket", json!({"name": name, "config": tides()})).await;
+        let created = client.call("store.defineBucket", json!({"name": name, "config": tides_config()})).await;
         assert_eq!(created, json!({"name": name, "created": true}));
     }
-    let buckets = client.ask("store.buckets", json!({})).await;
-    assert_eq!(buckets, json!({"count": 2, "names": ["tides", "anchors"]}), "in the order of definition");
-    let again = json!({"name": "tides", "config": tides()});
-    let message = fails(&mut client, "store.defineBucket", again, "ALREADY_EXISTS").await;
+    let buckets = client.call("store.buckets", json!({})).await;
+    assert_eq!(buckets, json!({"count": 2, "names": ["tides", "anchors"]}), "in definition order");
+    let again = json!({"name": "tides", "config": tides_config()});
+    let message = expect_error(&mut client, "store.defineBucket", again, "ALREADY_EXISTS").await;
     assert_eq!(message, "bucket \"tides\" is already defined");
-    let schema = client.ask("store.getBucketSchema", json!({"name": "tides"})).await;
-    assert_eq!(schema, json!({"name": "tides", "config": tides()}));
+    let schema = client.call("store.getBucketSchema", json!({"name": "tides"})).await;
+    assert_eq!(schema, json!({"name": "tides", "config": tides_config()}));
     let updates = json!({"addFields": {"depth": {"type": "number"}}, "addIndexes": ["depth"], "ttl": "1h"});
-    let updated = client.ask("store.updateBucket", json!({"name": "tides", "updates": updates})).await;
+    let updated = client.call("store.updateBucket", json!({"name": "tides", "updates": updates})).await;
     assert_eq!(updated, json!({"name": "tides", "updated": true}));
-    let mut expected = tides();
+    let mut expected = tides_config();
     expected["schema"]["depth"] = json!({"type": "number"});
     expected["indexes"] = json!(["level", "depth"]);
     expected["ttl"] = json!("1h");
-    let schema = client.ask("store.getBucketSchema", json!({"name": "tides"})).await;
+    let schema = client.call("store.getBucketSchema", json!({"name": "tides"})).await;
     assert_eq!(schema["config"], expected);
-    // What is not mentioned stays, and null takes it away.
-    client.ask("store.updateBucket", json!({"name": "tides", "updates": {}})).await;
-    assert_eq!(client.ask("store.getBucketSchema", json!({"name": "tides"})).await["config"], expected);
-    client.ask("store.updateBucket", json!({"name": "tides", "updates": {"ttl": null}})).await;
-    let config = client.ask("store.getBucketSchema", json!({"name": "tides"})).await["config"].clone();
+    // Omitted members are unchanged, and null removes a value.
+    client.call("store.updateBucket", json!({"name": "tides", "updates": {}})).await;
+    assert_eq!(client.call("store.getBucketSchema", json!({"name": "tides"})).await["config"], expected);
+    client.call("store.updateBucket", json!({"name": "tides", "updates": {"ttl": null}})).await;
+    let config = client.call("store.getBucketSchema", json!({"name": "tides"})).await["config"].clone();
     assert!(config.get("ttl").is_none_or(Json::is_null), "{config}");
-    client.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "tides"}})).await;
-    let dropped = client.ask("store.dropBucket", json!({"name": "tides"})).await;
+    client.call("store.defineQuery", json!({"name": "all", "config": {"bucket": "tides"}})).await;
+    let dropped = client.call("store.dropBucket", json!({"name": "tides"})).await;
     assert_eq!(dropped, json!({"name": "tides", "dropped": true}));
-    assert_eq!(client.ask("store.buckets", json!({})).await, json!({"count": 1, "names": ["anchors"]}));
+    assert_eq!(client.call("store.buckets", json!({})).await, json!({"count": 1, "names": ["anchors"]}));
     assert_eq!(
-        client.ask("store.listQueries", json!({})).await,
+        client.call("store.listQueries", json!({})).await,
         json!({"queries": []}),
-        "its queries have gone with it"
+        "its queries were dropped too"
     );
     for (operation, params) in [
         ("store.dropBucket", json!({})),
@@ -54,16 +56,16 @@ async fn buckets_are_defined_shown_changed_and_dropped() {
     ] {
         let mut params = params;
         params["name"] = json!("tides");
-        let message = fails(&mut client, operation, params, "BUCKET_NOT_DEFINED").await;
+        let message = expect_error(&mut client, operation, params, "BUCKET_NOT_DEFINED").await;
         assert_eq!(message, "bucket \"tides\" is not defined");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_definition_leaves_nothing_behind() {
+async fn invalid_definition_changes_nothing() {
     let (_server, mut client) = serve_tides_locally().await;
     let changed = |change: fn(&mut Json)| {
-        let mut config = tides();
+        let mut config = tides_config();
         change(&mut config);
         config
     };
@@ -85,11 +87,12 @@ async fn a_wrong_definition_leaves_nothing_behind() {
         changed(|config| config["schema"]["port"]["pattern"] = json!("(")),
     ] {
         let params = json!({"name": "new", "config": config});
-        fails(&mut client, "store.defineBucket", params, "VALIDATION_ERROR").await;
-        fails(&mut client, "store.getBucketSchema", json!({"name": "new"}), "BUCKET_NOT_DEFINED").await;
+        expect_error(&mut client, "store.defineBucket", params, "VALIDATION_ERROR").await;
+        expect_error(&mut client, "store.getBucketSchema", json!({"name": "new"}), "BUCKET_NOT_DEFINED").await;
     }
-    fails(&mut client, "store.defineBucket", json!({"name": "$new", "config": tides()}), "FORBIDDEN").await;
-    let before = client.ask("store.getBucketSchema", json!({"name": "tides"})).await;
+    expect_error(&mut client, "store.defineBucket", json!({"name": "$new", "config": tides_config()}), "FORBIDDEN")
+        .await;
+    let before = client.call("store.getBucketSchema", json!({"name": "tides"})).await;
     for updates in [
         json!({"addFields": {"level": {"type": "number"}}}),
         json!({"addFields": {"good": {"type": "number"}, "bad": {"type": "none"}}}),
@@ -101,8 +104,8 @@ async fn a_wrong_definition_leaves_nothing_behind() {
         json!({"schema": {}}),
     ] {
         let params = json!({"name": "tides", "updates": updates});
-        let message = fails(&mut client, "store.updateBucket", params, "VALIDATION_ERROR").await;
-        assert_eq!(client.ask("store.getBucketSchema", json!({"name": "tides"})).await, before, "{message}");
+        let message = expect_error(&mut client, "store.updateBucket", params, "VALIDATION_ERROR").await;
+        assert_eq!(client.call("store.getBucketSchema", json!({"name": "tides"})).await, before, "{message}");
     }
 }
 
@@ -111,45 +114,45 @@ async fn queries_are_defined_listed_and_undefined() {
     let (server, mut client) = serve_tides().await;
     let config =
         json!({"bucket": "tides", "filter": {"level": {"$gt": "{{ params.least }}"}}, "sort": {"level": "desc"}});
-    let defined = client.ask("store.defineQuery", json!({"name": "high", "config": config})).await;
+    let defined = client.call("store.defineQuery", json!({"name": "high", "config": config})).await;
     assert_eq!(defined, json!({"name": "high", "defined": true}));
-    client.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "tides"}})).await;
+    client.call("store.defineQuery", json!({"name": "all", "config": {"bucket": "tides"}})).await;
     let again = json!({"name": "all", "config": {"bucket": "tides"}});
-    fails(&mut client, "store.defineQuery", again, "ALREADY_EXISTS").await;
+    expect_error(&mut client, "store.defineQuery", again, "ALREADY_EXISTS").await;
     let elsewhere = json!({"name": "none", "config": {"bucket": "none"}});
-    fails(&mut client, "store.defineQuery", elsewhere, "BUCKET_NOT_DEFINED").await;
+    expect_error(&mut client, "store.defineQuery", elsewhere, "BUCKET_NOT_DEFINED").await;
     let mut other = Client::connect(&server).await;
-    client.ask("store.subscribe", json!({"query": "all"})).await;
-    client.ask("store.subscribe", json!({"query": "high", "params": {"least": 3}})).await;
-    client.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
-    other.ask("store.subscribe", json!({"query": "all"})).await;
+    client.call("store.subscribe", json!({"query": "all"})).await;
+    client.call("store.subscribe", json!({"query": "high", "params": {"least": 3}})).await;
+    client.call("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    other.call("store.subscribe", json!({"query": "all"})).await;
     let listed = |high: usize, all: usize| {
         json!({"queries": [
             {"name": "high", "type": "declarative", "activeSubscriptions": high, "config": config},
             {"name": "all", "type": "declarative", "activeSubscriptions": all, "config": {"bucket": "tides"}},
         ]})
     };
-    assert_eq!(client.ask("store.listQueries", json!({})).await, listed(1, 2));
-    client.ask("store.unsubscribe", json!({"subscriptionId": "sub-2"})).await;
-    assert_eq!(client.ask("store.listQueries", json!({})).await, listed(0, 2));
+    assert_eq!(client.call("store.listQueries", json!({})).await, listed(1, 2));
+    client.call("store.unsubscribe", json!({"subscriptionId": "sub-2"})).await;
+    assert_eq!(client.call("store.listQueries", json!({})).await, listed(0, 2));
     drop(other);
-    wait_until_async("the other has left", PATIENCE, async || server.connection_count() == 1).await;
-    assert_eq!(client.ask("store.listQueries", json!({})).await, listed(0, 1));
-    let undefined = client.ask("store.undefineQuery", json!({"name": "all"})).await;
+    wait_until_async("the other connection has closed", PATIENCE, async || server.connection_count() == 1).await;
+    assert_eq!(client.call("store.listQueries", json!({})).await, listed(0, 1));
+    let undefined = client.call("store.undefineQuery", json!({"name": "all"})).await;
     assert_eq!(undefined, json!({"name": "all", "undefined": true}));
-    let message = fails(&mut client, "store.undefineQuery", json!({"name": "all"}), "QUERY_NOT_DEFINED").await;
+    let message = expect_error(&mut client, "store.undefineQuery", json!({"name": "all"}), "QUERY_NOT_DEFINED").await;
     assert_eq!(message, "query \"all\" is not defined");
-    // Its subscription has ended, and every count is lower: only the one without a name is left.
-    wait_until_async("it has ended", PATIENCE, async || server.stats().subscriptions == 1).await;
-    let stats = client.ask("store.stats", json!({})).await;
+    // The named subscription has ended, so only the inline one is left in every count.
+    wait_until_async("the subscription has ended", PATIENCE, async || server.stats().subscriptions == 1).await;
+    let stats = client.call("store.stats", json!({})).await;
     assert_eq!(stats["queries"], json!({"defined": 1, "activeSubscriptions": 1}));
-    let rows = client.ask("server.connections", json!({})).await;
+    let rows = client.call("server.connections", json!({})).await;
     assert_eq!(rows[0]["storeSubscriptionCount"], 1);
-    fails(&mut client, "store.unsubscribe", json!({"subscriptionId": "sub-1"}), "NOT_FOUND").await;
+    expect_error(&mut client, "store.unsubscribe", json!({"subscriptionId": "sub-1"}), "NOT_FOUND").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_queries_are_not_defined() {
+async fn invalid_queries_are_not_defined() {
     let (_server, mut client) = serve_tides_locally().await;
     for config in [
         json!({}),
@@ -164,11 +167,11 @@ async fn wrong_queries_are_not_defined() {
         json!({"bucket": "tides", "colour": "blue"}),
     ] {
         let params = json!({"name": "bad", "config": config});
-        fails(&mut client, "store.defineQuery", params, "VALIDATION_ERROR").await;
-        fails(&mut client, "store.subscribe", json!({"query": "bad"}), "QUERY_NOT_DEFINED").await;
-        fails(&mut client, "store.subscribe", json!({"config": config}), "VALIDATION_ERROR").await;
+        expect_error(&mut client, "store.defineQuery", params, "VALIDATION_ERROR").await;
+        expect_error(&mut client, "store.subscribe", json!({"query": "bad"}), "QUERY_NOT_DEFINED").await;
+        expect_error(&mut client, "store.subscribe", json!({"config": config}), "VALIDATION_ERROR").await;
     }
-    assert_eq!(client.ask("store.listQueries", json!({})).await, json!({"queries": []}));
+    assert_eq!(client.call("store.listQueries", json!({})).await, json!({"queries": []}));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,16 +181,16 @@ async fn parameters_of_definitions_are_checked() {
     let no_object = [Json::Null, json!([]), json!("x"), json!(7)];
     let name: (&str, &[Json], &str) = ("name", &no_text, "a non-empty string");
     for (operation, good, wrong) in [
-        ("store.defineBucket", json!({"name": "b", "config": tides()}), vec!["config"]),
+        ("store.defineBucket", json!({"name": "b", "config": tides_config()}), vec!["config"]),
         ("store.updateBucket", json!({"name": "b", "updates": {}}), vec!["updates"]),
         ("store.getBucketSchema", json!({"name": "b"}), vec![]),
         ("store.defineQuery", json!({"name": "q", "config": {"bucket": "b"}}), vec!["config"]),
         ("store.undefineQuery", json!({"name": "q"}), vec![]),
         ("store.dropBucket", json!({"name": "b"}), vec![]),
     ] {
-        client.ask(operation, good.clone()).await;
+        client.call(operation, good.clone()).await;
         let wrong: Vec<_> = wrong.into_iter().map(|name| (name, &no_object[..], "an object")).chain([name]).collect();
-        refuses(&mut client, operation, good, &wrong).await;
+        expect_invalid_params(&mut client, operation, good, &wrong).await;
     }
 }
 
@@ -196,7 +199,7 @@ fn stats_of_tides(name: &str, subscriptions: usize, is_persistent: bool) -> Json
         "name": name,
         "buckets": {"count": 2, "names": ["tides", "anchors"]},
         "records": {"total": 4, "perBucket": {"tides": 4, "anchors": 0}},
-        // The one that is listed, and the unique one.
+        // The listed index and the unique one.
         "indexes": {"total": 4, "perBucket": {"tides": 2, "anchors": 2}},
         "queries": {"defined": 1, "activeSubscriptions": subscriptions},
         "persistence": {"enabled": is_persistent},
@@ -205,17 +208,17 @@ fn stats_of_tides(name: &str, subscriptions: usize, is_persistent: bool) -> Json
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statistics() {
+async fn statistics_have_every_member() {
     let (server, mut client) = serve_tides().await;
-    client.ask("store.defineBucket", json!({"name": "anchors", "config": tides()})).await;
-    client.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "tides"}})).await;
-    fill(&mut client, &FOUR).await;
+    client.call("store.defineBucket", json!({"name": "anchors", "config": tides_config()})).await;
+    client.call("store.defineQuery", json!({"name": "all", "config": {"bucket": "tides"}})).await;
+    insert_tides(&mut client, &FOUR_TIDES).await;
     let mut other = Client::connect(&server).await;
-    client.ask("store.subscribe", json!({"query": "all"})).await;
-    other.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
-    other.ask("store.subscribe", json!({"config": {"bucket": "tides"}, "mode": "delta"})).await;
+    client.call("store.subscribe", json!({"query": "all"})).await;
+    other.call("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    other.call("store.subscribe", json!({"config": {"bucket": "tides"}, "mode": "delta"})).await;
     let store = stats_of_tides("tidewire", 3, false);
-    assert_eq!(client.ask("store.stats", json!({})).await, store);
+    assert_eq!(client.call("store.stats", json!({})).await, store);
     let expected = json!({
         "name": "tidewire",
         "connectionCount": 2,
@@ -226,9 +229,9 @@ async fn statistics() {
         "store": store,
         "rules": null,
     });
-    assert_eq!(client.ask("server.stats", json!({})).await, expected);
+    assert_eq!(client.call("server.stats", json!({})).await, expected);
     assert_eq!(server.stats().wire, expected);
-    let rows = client.ask("server.connections", json!({})).await;
+    let rows = client.call("server.connections", json!({})).await;
     let row = |id: &Json, subscriptions: usize| {
         json!({
             "connectionId": id,
@@ -248,13 +251,13 @@ async fn statistics() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statistics_of_a_store_that_keeps() {
+async fn statistics_of_a_durable_store() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path(), StoreOptions::default().sweep_interval(None)).unwrap();
     let options = options().name("harbour");
     let server = serve_store(store, options).await;
     let mut client = Client::connect(&server).await;
-    let stats = client.ask("store.stats", json!({})).await;
+    let stats = client.call("store.stats", json!({})).await;
     assert_eq!(stats["name"], "harbour");
     assert_eq!(stats["persistence"], json!({"enabled": true}));
     assert_eq!(stats["ttl"]["enabled"], false);
@@ -262,7 +265,7 @@ async fn statistics_of_a_store_that_keeps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_this_server_has_not() {
+async fn unsupported_operations_are_rejected() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
     let rules = [
@@ -287,7 +290,7 @@ async fn what_this_server_has_not() {
         "",
     ];
     for name in rules {
-        fails(&mut client, &format!("rules.{name}"), json!({}), "RULES_NOT_AVAILABLE").await;
+        expect_error(&mut client, &format!("rules.{name}"), json!({}), "RULES_NOT_AVAILABLE").await;
     }
     for operation in [
         "audit.query",
@@ -317,10 +320,11 @@ async fn what_this_server_has_not() {
         "x",
         "💧",
     ] {
-        let message = fails(&mut client, operation, json!({"token": "x", "name": "x"}), "UNKNOWN_OPERATION").await;
+        let message =
+            expect_error(&mut client, operation, json!({"token": "x", "name": "x"}), "UNKNOWN_OPERATION").await;
         assert!(message.contains(operation), "{message}");
     }
     let long = "x".repeat(100_000);
-    let message = fails(&mut client, &long, json!({}), "UNKNOWN_OPERATION").await;
-    assert!(message.len() < 200, "what is long is not sent back: {message}");
+    let message = expect_error(&mut client, &long, json!({}), "UNKNOWN_OPERATION").await;
+    assert!(message.len() < 200, "a long name must be truncated: {message}");
 }

@@ -1,23 +1,26 @@
-//! Every operation that reads: what it gives, and what it refuses.
+//! Read operations: results, and rejected parameters.
 
 use serde_json::{Value as Json, json};
 
-use crate::client::{Ask as _, Client, options};
-use crate::tides::{FOUR, fails, fill, refuses, serve_tides, serve_tides_locally, serve_tides_with, tide, tides};
+use crate::client::{Client, RpcClient as _, options};
+use crate::tides::{
+    FOUR_TIDES, expect_error, expect_invalid_params, insert_tides, serve_tides, serve_tides_locally, serve_tides_with,
+    tide, tides_config,
+};
 
-fn four() -> [Json; 4] {
+fn four_tides() -> [Json; 4] {
     let mut id = 0;
-    FOUR.map(|(port, level)| {
+    FOUR_TIDES.map(|(port, level)| {
         id += 1;
         tide(id, port, level)
     })
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_found_by_key_filter_and_place() {
+async fn records_are_found_by_key_filter_and_position() {
     let (_server, mut client) = serve_tides().await;
-    fill(&mut client, &FOUR).await;
-    let [a, b, c, d] = four();
+    insert_tides(&mut client, &FOUR_TIDES).await;
+    let [a, b, c, d] = four_tides();
     let in_tides = |params: Json| {
         let mut params = params;
         params["bucket"] = json!("tides");
@@ -26,7 +29,7 @@ async fn records_are_found_by_key_filter_and_place() {
     for (operation, params, expected) in [
         ("store.get", json!({"key": 2}), b.clone()),
         ("store.get", json!({"key": 2.0}), b.clone()),
-        // Keys are equal when they are the same value of the same type.
+        // Keys are equal only if their types are equal.
         ("store.get", json!({"key": "2"}), Json::Null),
         ("store.get", json!({"key": 99}), Json::Null),
         ("store.get", json!({"key": {"a": 1}}), Json::Null),
@@ -39,7 +42,7 @@ async fn records_are_found_by_key_filter_and_place() {
         ("store.where", json!({"filter": {"level": {"$between": [-2, 3]}}}), json!([a, c])),
         ("store.where", json!({"filter": {"$or": [{"level": 7}, {"port": {"$startsWith": "Cux"}}]}}), json!([b, c])),
         ("store.where", json!({"filter": {"port": {"$contains": "OOK"}, "level": {"$neq": 3}}}), json!([d])),
-        // It is text, and no parameter.
+        // Placeholders are not substituted in filters of reads.
         ("store.where", json!({"filter": {"port": "{{ params.x }}"}}), json!([])),
         ("store.findOne", json!({"filter": {"port": "Hook"}}), a.clone()),
         ("store.findOne", json!({"filter": {"port": "Dover"}}), Json::Null),
@@ -63,31 +66,31 @@ async fn records_are_found_by_key_filter_and_place() {
     ] {
         let id = client.send(operation, in_tides(params.clone())).await;
         let reply = client.reply(id).await;
-        // What is missing is null, and not absent.
+        // A missing record is null, not absent.
         assert!(reply.get("data").is_some(), "{operation} {params}: {reply}");
         let data = &reply["data"];
         let is_same = data == &expected || data.as_f64().is_some() && data.as_f64() == expected.as_f64();
-        assert!(is_same, "{operation} {params}: {reply}, and not {expected}");
+        assert!(is_same, "{operation} {params}: {reply}, expected {expected}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_average_counts_only_numbers() {
+async fn average_ignores_values_that_are_not_numbers() {
     let (_server, mut client) = serve_tides_locally().await;
-    fill(&mut client, &[("Hook", 2), ("Hook", 4)]).await;
-    client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "Hook"}})).await;
-    client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "Hook", "level": null}})).await;
-    let average = client.ask("store.avg", json!({"bucket": "tides", "field": "level"})).await;
+    insert_tides(&mut client, &[("Hook", 2), ("Hook", 4)]).await;
+    client.call("store.insert", json!({"bucket": "tides", "data": {"port": "Hook"}})).await;
+    client.call("store.insert", json!({"bucket": "tides", "data": {"port": "Hook", "level": null}})).await;
+    let average = client.call("store.avg", json!({"bucket": "tides", "field": "level"})).await;
     assert_eq!(average.as_f64(), Some(3.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages() {
+async fn paginate_returns_pages_and_cursors() {
     let (_server, mut client) = serve_tides_locally().await;
-    let [a, b, c, d] = four();
-    let empty = client.ask("store.paginate", json!({"bucket": "tides", "limit": 2})).await;
+    let [a, b, c, d] = four_tides();
+    let empty = client.call("store.paginate", json!({"bucket": "tides", "limit": 2})).await;
     assert_eq!(empty, json!({"records": [], "hasMore": false}), "an empty page has no cursor");
-    fill(&mut client, &FOUR).await;
+    insert_tides(&mut client, &FOUR_TIDES).await;
     for (after, expected) in [
         (None, json!({"records": [a, b, c], "hasMore": true, "nextCursor": 3})),
         (Some(json!(1)), json!({"records": [b, c, d], "hasMore": false, "nextCursor": 4})),
@@ -101,44 +104,44 @@ async fn pages() {
         if let Some(after) = after {
             params["after"] = after;
         }
-        assert_eq!(client.ask("store.paginate", params.clone()).await, expected, "{params}");
+        assert_eq!(client.call("store.paginate", params.clone()).await, expected, "{params}");
     }
     for limit in [json!(1e300), json!(u64::MAX), json!(1_u64 << 53)] {
-        let page = client.ask("store.paginate", json!({"bucket": "tides", "limit": limit, "after": 2})).await;
+        let page = client.call("store.paginate", json!({"bucket": "tides", "limit": limit, "after": 2})).await;
         assert_eq!(page, json!({"records": [c, d], "hasMore": false, "nextCursor": 4}), "{limit}");
         let query = json!({"bucket": "tides", "limit": limit, "offset": 2});
-        assert_eq!(client.ask("store.query", query).await, json!([c, d]), "{limit}");
+        assert_eq!(client.call("store.query", query).await, json!([c, d]), "{limit}");
         let query = json!({"bucket": "tides", "offset": limit, "limit": limit, "sort": {"level": "asc"}});
-        assert_eq!(client.ask("store.query", query).await, json!([]), "{limit}");
+        assert_eq!(client.call("store.query", query).await, json!([]), "{limit}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ordered_set_is_paged_by_its_keys() {
+async fn ordered_set_is_paginated_by_key() {
     let (_server, mut client) = serve_tides_locally().await;
-    let mut config = tides();
+    let mut config = tides_config();
     config["etsType"] = json!("ordered_set");
-    client.ask("store.defineBucket", json!({"name": "sorted", "config": config})).await;
+    client.call("store.defineBucket", json!({"name": "sorted", "config": config})).await;
     for id in [10, 9, 100] {
-        client.ask("store.insert", json!({"bucket": "sorted", "data": {"id": id, "port": "Hook"}})).await;
+        client.call("store.insert", json!({"bucket": "sorted", "data": {"id": id, "port": "Hook"}})).await;
     }
     let ids =
         |records: &Json| records.as_array().unwrap().iter().map(|record| record["id"].clone()).collect::<Vec<_>>();
-    let first = client.ask("store.first", json!({"bucket": "sorted", "n": 2})).await;
+    let first = client.call("store.first", json!({"bucket": "sorted", "n": 2})).await;
     assert_eq!(ids(&first), [json!(9), json!(10)]);
-    let last = client.ask("store.last", json!({"bucket": "sorted", "n": 2})).await;
+    let last = client.call("store.last", json!({"bucket": "sorted", "n": 2})).await;
     assert_eq!(ids(&last), [json!(10), json!(100)]);
-    let page = client.ask("store.paginate", json!({"bucket": "sorted", "limit": 5, "after": 9})).await;
+    let page = client.call("store.paginate", json!({"bucket": "sorted", "limit": 5, "after": 9})).await;
     assert_eq!(ids(&page["records"]), [json!(10), json!(100)]);
-    let all = client.ask("store.all", json!({"bucket": "sorted"})).await;
-    assert_eq!(ids(&all), [json!(10), json!(9), json!(100)], "all stay in the order of insertion");
+    let all = client.call("store.all", json!({"bucket": "sorted"})).await;
+    assert_eq!(ids(&all), [json!(10), json!(9), json!(100)], "`store.all` keeps the insertion order");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queries_asked_once() {
+async fn store_query_supports_all_clauses() {
     let (_server, mut client) = serve_tides().await;
-    fill(&mut client, &FOUR).await;
-    let [a, b, c, d] = four();
+    insert_tides(&mut client, &FOUR_TIDES).await;
+    let [a, b, c, d] = four_tides();
     for (params, expected) in [
         (json!({}), json!([a, b, c, d])),
         (
@@ -160,11 +163,11 @@ async fn queries_asked_once() {
     ] {
         let mut params = params;
         params["bucket"] = json!("tides");
-        let found = client.ask("store.query", params.clone()).await;
+        let found = client.call("store.query", params.clone()).await;
         let is_same = found == expected || found.as_f64().is_some() && found.as_f64() == expected.as_f64();
-        assert!(is_same, "{params}: {found}, and not {expected}");
+        assert!(is_same, "{params}: {found}, expected {expected}");
     }
-    // Of nothing there is no least: as with a subscription, there is no data.
+    // The minimum of no rows has no data, as with a subscription.
     let least =
         json!({"bucket": "tides", "filter": {"port": "Dover"}, "aggregate": {"function": "min", "field": "level"}});
     let id = client.send("store.query", least).await;
@@ -172,7 +175,7 @@ async fn queries_asked_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bucket_that_is_not_there() {
+async fn reads_of_an_undefined_bucket_are_rejected() {
     let (_server, mut client) = serve_tides_locally().await;
     for (operation, params) in [
         ("store.get", json!({"key": 1})),
@@ -191,7 +194,7 @@ async fn a_bucket_that_is_not_there() {
     ] {
         let mut params = params;
         params["bucket"] = json!("none");
-        let message = fails(&mut client, operation, params, "BUCKET_NOT_DEFINED").await;
+        let message = expect_error(&mut client, operation, params, "BUCKET_NOT_DEFINED").await;
         assert_eq!(message, "bucket \"none\" is not defined");
     }
 }
@@ -223,9 +226,9 @@ async fn parameters_of_reads_are_checked() {
     ] {
         let mut good = good;
         good["bucket"] = json!("tides");
-        client.ask(operation, good.clone()).await;
+        client.call(operation, good.clone()).await;
         let wrong: Vec<_> = wrong.into_iter().chain([bucket]).collect();
-        refuses(&mut client, operation, good, &wrong).await;
+        expect_invalid_params(&mut client, operation, good, &wrong).await;
     }
     let good = json!({"bucket": "tides"});
     let no_number = [json!(-1), json!(1.5), json!("3")];
@@ -242,44 +245,44 @@ async fn parameters_of_reads_are_checked() {
             "",
         ),
     ];
-    refuses(&mut client, "store.query", good, wrong).await;
+    expect_invalid_params(&mut client, "store.query", good, wrong).await;
     for params in [
         json!({"bucket": "tides", "filter": {"port": {"$like": "x"}}}),
         json!({"bucket": "tides", "filter": {"$not": []}}),
     ] {
         for operation in ["store.where", "store.findOne", "store.count", "store.query"] {
-            let message = fails(&mut client, operation, params.clone(), "VALIDATION_ERROR").await;
+            let message = expect_error(&mut client, operation, params.clone(), "VALIDATION_ERROR").await;
             assert!(message.contains("$like") || message.contains("$not"), "{message}");
         }
     }
     let missing = json!({"bucket": "tides", "filter": {"port": "{{ params.port }}"}});
-    let message = fails(&mut client, "store.query", missing, "VALIDATION_ERROR").await;
+    let message = expect_error(&mut client, "store.query", missing, "VALIDATION_ERROR").await;
     assert!(message.contains("port"), "{message}");
 }
 
-async fn too_large(client: &mut Client, operation: &str, params: Json) {
-    let message = fails(client, operation, params, "TOO_LARGE").await;
+async fn expect_too_large(client: &mut Client, operation: &str, params: Json) {
+    let message = expect_error(client, operation, params, "TOO_LARGE").await;
     assert!(message.contains("1500"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_read_is_bounded() {
+async fn results_of_all_reads_are_limited() {
     let options = options().max_result_bytes(1500);
     let (_server, mut client) = serve_tides_with(options).await;
     let long = "x".repeat(1000);
     for _ in 0..2 {
-        client.ask("store.insert", json!({"bucket": "tides", "data": {"port": long}})).await;
+        client.call("store.insert", json!({"bucket": "tides", "data": {"port": long}})).await;
     }
     let in_tides = |params: Json| {
         let mut params = params;
         params["bucket"] = json!("tides");
         params
     };
-    // One fits, two do not.
-    client.ask("store.first", in_tides(json!({"n": 1}))).await;
-    client.ask("store.paginate", in_tides(json!({"limit": 1}))).await;
-    client.ask("store.query", in_tides(json!({"limit": 1}))).await;
-    client.ask("store.count", in_tides(json!({}))).await;
+    // One record fits, two do not.
+    client.call("store.first", in_tides(json!({"n": 1}))).await;
+    client.call("store.paginate", in_tides(json!({"limit": 1}))).await;
+    client.call("store.query", in_tides(json!({"limit": 1}))).await;
+    client.call("store.count", in_tides(json!({}))).await;
     for (operation, params) in [
         ("store.all", json!({})),
         ("store.where", json!({"filter": {}})),
@@ -290,38 +293,38 @@ async fn every_read_is_bounded() {
         ("store.query", json!({"sort": {"port": "asc"}})),
         ("store.query", json!({"aggregate": {"function": "count", "groupBy": ["port", "id"]}})),
     ] {
-        too_large(&mut client, operation, in_tides(params)).await;
+        expect_too_large(&mut client, operation, in_tides(params)).await;
     }
-    client.ask("store.insert", in_tides(json!({"data": {"port": long.repeat(2)}}))).await;
-    too_large(&mut client, "store.get", in_tides(json!({"key": 3}))).await;
-    too_large(&mut client, "store.findOne", in_tides(json!({"filter": {"id": 3}}))).await;
-    too_large(&mut client, "store.subscribe", json!({"config": {"bucket": "tides"}})).await;
-    too_large(
+    client.call("store.insert", in_tides(json!({"data": {"port": long.repeat(2)}}))).await;
+    expect_too_large(&mut client, "store.get", in_tides(json!({"key": 3}))).await;
+    expect_too_large(&mut client, "store.findOne", in_tides(json!({"filter": {"id": 3}}))).await;
+    expect_too_large(&mut client, "store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    expect_too_large(
         &mut client,
         "store.subscribe",
         json!({"config": {"bucket": "tides", "filter": {"id": 3}}, "mode": "delta"}),
     )
     .await;
-    // What was refused is followed by nobody.
-    let stats = client.ask("store.stats", json!({})).await;
+    // The rejected subscriptions do not exist.
+    let stats = client.call("store.stats", json!({})).await;
     assert_eq!(stats["queries"]["activeSubscriptions"], 0);
-    // Definitions are read as well.
-    let mut wide = tides();
+    // Results of definitions are limited too.
+    let mut wide = tides_config();
     for field in 0..100 {
         wide["schema"][format!("field{field}")] = json!({"type": "string"});
     }
-    client.ask("store.defineBucket", json!({"name": "wide", "config": wide})).await;
-    too_large(&mut client, "store.getBucketSchema", json!({"name": "wide"})).await;
+    client.call("store.defineBucket", json!({"name": "wide", "config": wide})).await;
+    expect_too_large(&mut client, "store.getBucketSchema", json!({"name": "wide"})).await;
     for query in 0..30 {
         let config = json!({"bucket": "tides", "filter": {"port": "a port"}});
-        client.ask("store.defineQuery", json!({"name": format!("query{query}"), "config": config})).await;
+        client.call("store.defineQuery", json!({"name": format!("query{query}"), "config": config})).await;
     }
-    too_large(&mut client, "store.listQueries", json!({})).await;
+    expect_too_large(&mut client, "store.listQueries", json!({})).await;
     for bucket in 0..30 {
         let name = format!("{bucket}{}", "x".repeat(100));
-        client.ask("store.defineBucket", json!({"name": name, "config": tides()})).await;
+        client.call("store.defineBucket", json!({"name": name, "config": tides_config()})).await;
     }
-    too_large(&mut client, "store.buckets", json!({})).await;
-    too_large(&mut client, "store.stats", json!({})).await;
-    too_large(&mut client, "server.stats", json!({})).await;
+    expect_too_large(&mut client, "store.buckets", json!({})).await;
+    expect_too_large(&mut client, "store.stats", json!({})).await;
+    expect_too_large(&mut client, "server.stats", json!({})).await;
 }

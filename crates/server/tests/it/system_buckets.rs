@@ -1,4 +1,4 @@
-//! System buckets of the program that embeds the server: no request reaches them, and no programmatic query.
+//! System buckets of the host: neither requests nor programmatic queries can access them.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, Session};
@@ -6,17 +6,17 @@ use tidewire::{ProgrammaticQuery, RequestError, Server, ServerOptions, View};
 use tidewire_store::system::SystemBuckets;
 use tidewire_store::{Answer, Store, StoreOptions};
 
-use crate::client::{Ask, Client, Tokens, notes, options, serve_store};
-use crate::house::object;
-use crate::page::metric;
+use crate::client::{Client, RoleTokens, RpcClient, notes_config, options, serve_store};
+use crate::metrics_page::metric;
+use crate::test_server::object;
 
-/// A store with two system buckets, `$state` and `_jobs`, with a record in each, and an ordinary one.
+/// A store with the system buckets `$state` and `_jobs`, with a record in each, and an ordinary bucket.
 fn store() -> Store {
     let config =
         json!({"key": "id", "schema": {"id": {"type": "string"}, "secret": {"type": "string"}}, "indexes": ["secret"]});
     let buckets = SystemBuckets::default().declare("$state", &config).unwrap().declare("_jobs", &config).unwrap();
     let store = Store::memory(StoreOptions::default().system_buckets(buckets));
-    store.define_bucket("notes", notes()).wait().unwrap();
+    store.define_bucket("notes", notes_config()).wait().unwrap();
     for bucket in ["$state", "_jobs"] {
         let record = object(json!({"id": "k", "secret": "tide"}));
         store.write(move |draft| draft.system(|draft| draft.insert(bucket, record))).wait().unwrap();
@@ -24,8 +24,8 @@ fn store() -> Store {
     store
 }
 
-/// Both system buckets have their record, as it was written.
-fn is_untouched(store: &Store) {
+/// Asserts that both system buckets have their original record.
+fn assert_untouched(store: &Store) {
     let snapshot = store.snapshot();
     for name in ["$state", "_jobs"] {
         let bucket = snapshot.state.system_bucket(name).unwrap();
@@ -37,7 +37,7 @@ fn is_untouched(store: &Store) {
     assert_eq!(store.stats().queries, 0);
 }
 
-/// Every operation that can name a bucket, with this one.
+/// Every operation that names a bucket, with this one.
 fn operations(bucket: &str) -> Vec<(&'static str, Json)> {
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
     let step = |step: Json| json!({"operations": [{"op": "count", "bucket": "notes"}, step]});
@@ -74,25 +74,25 @@ fn operations(bucket: &str) -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// A server without logins, and one whose clients log in.
+/// Options without and with auth.
 fn settings() -> [ServerOptions; 2] {
-    [options(), options().auth(Auth::new(Tokens))]
+    [options(), options().auth(Auth::new(RoleTokens))]
 }
 
-/// A client over a socket and one in this process: both may do everything that a client may do.
+/// A WebSocket client and an in-process client, both with all permissions.
 async fn admins(server: &Server, has_auth: bool) -> (Client, tidewire::Client) {
     let mut socket = Client::connect(server).await;
     if has_auth {
-        socket.ask("auth.login", json!({"token": "mara:admin"})).await;
+        socket.call("auth.login", json!({"token": "mara:admin"})).await;
     }
     (socket, server.client(Session::new("mara", ["admin"])))
 }
 
-async fn are_forbidden(client: &mut impl Ask) {
+async fn expect_forbidden(client: &mut impl RpcClient) {
     let mut messages = Vec::new();
     for bucket in ["$state", "$none", "$", "$buckets", "$queries", "$replies", "$STATE"] {
         for (operation, params) in operations(bucket) {
-            let (code, error) = client.fail(operation, params).await;
+            let (code, error) = client.call_err(operation, params).await;
             assert_eq!(code, "FORBIDDEN", "{operation} {bucket}: {error}");
             let message = error["message"].as_str().unwrap().replace(bucket, "NAME");
             messages.push((operation, message));
@@ -101,59 +101,59 @@ async fn are_forbidden(client: &mut impl Ask) {
     messages.sort();
     messages.dedup();
     let texts: Vec<_> = messages.iter().map(|(_, message)| message).collect();
-    assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "an error tells nothing of what exists: {texts:?}");
+    assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "errors must not reveal which buckets exist: {texts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_operation_that_names_a_bucket_with_a_dollar_is_forbidden() {
+async fn bucket_names_with_a_dollar_sign_are_forbidden() {
     for options in settings() {
         let (store, has_auth) = (store(), options.auth.is_some());
         let server = serve_store(store.clone(), options).await;
         let (mut socket, mut local) = admins(&server, has_auth).await;
-        are_forbidden(&mut socket).await;
-        are_forbidden(&mut local).await;
-        is_untouched(&store);
+        expect_forbidden(&mut socket).await;
+        expect_forbidden(&mut local).await;
+        assert_untouched(&store);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_system_bucket_with_an_underscore_cannot_be_reached_or_defined() {
+async fn system_bucket_with_an_underscore_cannot_be_accessed_or_defined() {
     for options in settings() {
         let (store, has_auth) = (store(), options.auth.is_some());
         let server = serve_store(store.clone(), options).await;
         let (mut socket, mut local) = admins(&server, has_auth).await;
         for (operation, params) in operations("_jobs") {
-            let (code, error) = socket.fail(operation, params.clone()).await;
+            let (code, error) = socket.call_err(operation, params.clone()).await;
             assert_ne!(code, "INTERNAL_ERROR", "{operation}: {error}");
-            assert_eq!(local.fail(operation, params).await.0, code, "{operation}");
+            assert_eq!(local.call_err(operation, params).await.0, code, "{operation}");
         }
-        is_untouched(&store);
+        assert_untouched(&store);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_and_statistics_do_not_show_them() {
+async fn lists_and_statistics_hide_system_buckets() {
     for options in settings() {
         let (store, has_auth) = (store(), options.auth.is_some());
         let server = serve_store(store.clone(), options).await;
         let (mut socket, mut local) = admins(&server, has_auth).await;
         for operation in ["store.buckets", "store.stats", "store.listQueries", "server.stats", "server.connections"] {
-            for shown in [socket.ask(operation, json!({})).await, local.ask(operation, json!({})).await] {
+            for shown in [socket.call(operation, json!({})).await, local.call(operation, json!({})).await] {
                 let text = shown.to_string();
                 assert!(!text.contains("$state") && !text.contains("_jobs") && !text.contains("tide\""), "{text}");
             }
         }
-        assert_eq!(socket.ask("store.buckets", json!({})).await, json!({"count": 1, "names": ["notes"]}));
-        let stats = socket.ask("store.stats", json!({})).await;
+        assert_eq!(socket.call("store.buckets", json!({})).await, json!({"count": 1, "names": ["notes"]}));
+        let stats = socket.call("store.stats", json!({})).await;
         assert_eq!((&stats["buckets"]["count"], &stats["records"]["total"]), (&json!(1), &json!(0)), "{stats}");
         assert_eq!((metric(&server, "store_buckets").await, metric(&server, "store_records").await), (1, 0));
     }
 }
 
-/// A field may refer to a bucket that does not exist, and a system bucket is one that does not exist: whether it has a record is
-/// not told, and its records can be deleted whatever clients have written.
+/// A field may refer to an undefined bucket, and a system bucket counts as undefined: references neither reveal its records nor
+/// prevent their deletion.
 #[tokio::test(flavor = "multi_thread")]
-async fn references_of_ordinary_buckets_do_not_reach_them() {
+async fn references_do_not_reach_system_buckets() {
     let store = store();
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;
@@ -163,7 +163,7 @@ async fn references_of_ordinary_buckets_do_not_reach_them() {
             let field = json!({"type": "string", "ref": target, "onDelete": on_delete});
             let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "of": field}});
             let name = format!("{on_delete}-{target}");
-            client.ask("store.defineBucket", json!({"name": name, "config": config})).await;
+            client.call("store.defineBucket", json!({"name": name, "config": config})).await;
             for key in ["k", "absent"] {
                 let data = json!({"id": key, "of": key});
                 let id = client.send("store.insert", json!({"bucket": name, "data": data})).await;
@@ -173,36 +173,36 @@ async fn references_of_ordinary_buckets_do_not_reach_them() {
         }
     }
     replies.dedup();
-    assert_eq!(replies, [(json!("result"), Json::Null, true)], "the same for all");
+    assert_eq!(replies, [(json!("result"), Json::Null, true)], "the same for all targets");
     for bucket in ["$state", "_jobs"] {
         let deleted = store.write(move |draft| draft.system(|draft| draft.delete(bucket, &json!("k"), None)));
-        assert!(deleted.await.unwrap(), "the record was there, and no client can hold it");
+        assert!(deleted.await.unwrap(), "no reference of a client prevents the deletion");
         for on_delete in ["restrict", "cascade", "set_null"] {
-            let kept = client.ask("store.get", json!({"bucket": format!("{on_delete}-{bucket}"), "key": "k"})).await;
-            assert_eq!(kept["of"], "k", "{on_delete} {bucket}: a client does not learn of the deletion");
+            let kept = client.call("store.get", json!({"bucket": format!("{on_delete}-{bucket}"), "key": "k"})).await;
+            assert_eq!(kept["of"], "k", "{on_delete} {bucket}: the deletion must not be visible");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parameters_of_queries_do_not_name_them() {
+async fn query_parameters_cannot_name_system_buckets() {
     let store = store();
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;
     let config = json!({"bucket": "{{ params.bucket }}"});
-    client.fail("store.defineQuery", json!({"name": "any", "config": config})).await;
+    client.call_err("store.defineQuery", json!({"name": "any", "config": config})).await;
     for bucket in ["$state", "_jobs"] {
-        client.fail("store.subscribe", json!({"config": config, "params": {"bucket": bucket}})).await;
-        client.fail("store.query", json!({"bucket": "{{ params.bucket }}", "params": {"bucket": bucket}})).await;
+        client.call_err("store.subscribe", json!({"config": config, "params": {"bucket": bucket}})).await;
+        client.call_err("store.query", json!({"bucket": "{{ params.bucket }}", "params": {"bucket": bucket}})).await;
     }
-    is_untouched(&store);
+    assert_untouched(&store);
 }
 
-/// Reads the bucket that its subscriber names.
+/// Reads the bucket named in the parameters.
 #[derive(Debug)]
-struct Reader;
+struct BucketReader;
 
-impl ProgrammaticQuery for Reader {
+impl ProgrammaticQuery for BucketReader {
     fn buckets(&self) -> Vec<String> {
         Vec::new()
     }
@@ -219,14 +219,14 @@ impl ProgrammaticQuery for Reader {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programmatic_queries_do_not_read_them() {
-    let server = serve_store(store(), options().query("reader", Reader)).await;
+async fn programmatic_queries_cannot_read_system_buckets() {
+    let server = serve_store(store(), options().query("reader", BucketReader)).await;
     let mut client = server.client(None);
     for bucket in ["$state", "_jobs", "$buckets", "$queries"] {
         for params in [json!({"bucket": bucket}), json!({"bucket": bucket, "key": "k"})] {
-            let (code, error) = client.fail("store.subscribe", json!({"query": "reader", "params": params})).await;
+            let (code, error) = client.call_err("store.subscribe", json!({"query": "reader", "params": params})).await;
             assert_eq!(code, "BUCKET_NOT_DEFINED", "{error}");
         }
     }
-    client.ask("store.subscribe", json!({"query": "reader", "params": {"bucket": "notes"}})).await;
+    client.call("store.subscribe", json!({"query": "reader", "params": {"bucket": "notes"}})).await;
 }

@@ -1,11 +1,11 @@
-//! What the roles reader, writer and admin may do, whatever else is permitted.
+//! Access tiers: the roles `reader`, `writer` and `admin`, and tiers of sessions without them.
 
 use serde_json::{Value as Json, json};
 use tidewire::auth::{Auth, DefaultAccess, Permissions, Rule, Tier};
 
-use crate::house::{House, known, only, tokens, user};
+use crate::test_server::{TestServer, allow_only, tokens, user, user_with_metadata};
 
-/// Every operation that has a tier: how high, what it is sent with, and what it fails with where it is allowed.
+/// Every operation with a tier: its tier, parameters, and error code if it is permitted.
 pub(crate) const OPERATIONS: &[(&str, u8, &str, &str)] = &[
     ("store.get", 0, r#"{"bucket":"b","key":"k"}"#, ""),
     ("store.all", 0, r#"{"bucket":"b"}"#, ""),
@@ -72,15 +72,15 @@ pub(crate) const OPERATIONS: &[(&str, u8, &str, &str)] = &[
     ("auth.explain", 2, r#"{"operation":"store.get"}"#, ""),
 ];
 
-/// Who is there, and how high they reach.
+/// Users, their roles, and their tiers.
 const PEOPLE: &[(&str, &[&str], u8)] = &[
     ("rea", &["reader"], 0),
     ("wes", &["writer"], 1),
     ("ada", &["admin"], 2),
-    // The highest counts, whatever else there is.
+    // The highest tier applies.
     ("two", &["writer", "reader", "diver"], 1),
     ("top", &["reader", "admin"], 2),
-    // Who has none of these has the default tier.
+    // Sessions without a built-in role have the default tier.
     ("cus", &["diver", "Reader", "superadmin"], 1),
     ("non", &[], 1),
 ];
@@ -89,18 +89,18 @@ fn people() -> Auth {
     tokens(PEOPLE.iter().map(|(name, roles, _)| user(name, roles)))
 }
 
-async fn house(auth: Auth) -> House {
-    let house = House::open(auth).await;
-    house.bucket("b", []).await;
-    house.query("q", json!({"bucket": "b"})).await;
-    house
+async fn start_server(auth: Auth) -> TestServer {
+    let test = TestServer::start(auth).await;
+    test.bucket("b", []).await;
+    test.query("q", json!({"bucket": "b"})).await;
+    test
 }
 
-/// What everybody's requests come to, if they reach as high as this says.
-async fn check(house: &House, level_of: impl Fn(&str, u8) -> u8) {
+/// Checks every operation of every user against its tier.
+async fn check(test: &TestServer, level_of: impl Fn(&str, u8) -> u8) {
     for (name, _, level) in PEOPLE {
         let level = &level_of(name, *level);
-        let mut client = house.client(name).await;
+        let mut client = test.client(name).await;
         for (operation, tier, params, expected) in OPERATIONS {
             let params: Json = serde_json::from_str(params).unwrap();
             let id = client.send(operation, params).await;
@@ -108,110 +108,110 @@ async fn check(house: &House, level_of: impl Fn(&str, u8) -> u8) {
             let code = reply["code"].as_str().unwrap_or_default();
             let expected = if level >= tier { expected } else { "FORBIDDEN" };
             assert_eq!(code, expected, "{name} {operation}: {reply}");
-            // What is too high is so before it is looked at.
+            // The tier is checked before the parameters.
             if level < tier {
-                assert_eq!(client.fail(operation, json!({})).await.0, "FORBIDDEN", "{name} {operation}");
+                assert_eq!(client.call_err(operation, json!({})).await.0, "FORBIDDEN", "{name} {operation}");
             }
         }
-        assert_eq!(client.ask("auth.whoami", json!({})).await["userId"], *name);
+        assert_eq!(client.call("auth.whoami", json!({})).await["userId"], *name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn roles_reach_as_high_as_they_do() {
-    check(&house(people()).await, |_, level| level).await;
+async fn built_in_roles_set_the_tier() {
+    check(&start_server(people()).await, |_, level| level).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_default_tier_is_that_of_who_has_no_other() {
+async fn default_tier_applies_to_sessions_without_a_built_in_role() {
     for (tier, level) in [(Tier::Read, 0), (Tier::Write, 1), (Tier::Admin, 2)] {
         let auth = people().default_tier(tier);
         let level_of = |name: &str, own: u8| if matches!(name, "cus" | "non") { level } else { own };
-        check(&house(auth).await, level_of).await;
+        check(&start_server(auth).await, level_of).await;
     }
 }
 
-/// A token without roles once reached every tier.
+/// Regression: a token without roles had every tier.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_without_roles_may_not_drop_a_bucket() {
-    let house = house(tokens([user("non", &[])])).await;
-    let mut client = house.client("non").await;
-    let (code, error) = client.fail("store.dropBucket", json!({"name": "b"})).await;
+async fn token_without_roles_cannot_drop_a_bucket() {
+    let test = start_server(tokens([user("non", &[])])).await;
+    let mut client = test.client("non").await;
+    let (code, error) = client.call_err("store.dropBucket", json!({"name": "b"})).await;
     assert_eq!(code, "FORBIDDEN");
     assert_eq!(error["message"], "this operation requires admin access: the role admin or a permission rule");
-    client.ask("store.all", json!({"bucket": "b"})).await;
+    client.call("store.all", json!({"bucket": "b"})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_lifts_a_custom_role_where_it_says_and_a_default_does_not() {
+async fn rule_raises_a_custom_role_and_the_default_access_does_not() {
     let people = [user("kee", &["keeper"]), user("wri", &["keeper", "writer"]), user("oth", &["other"])];
     let rule = Rule::new("keeper", ["store.updateBucket", "store.getBucketSchema"]).on_buckets(["b"]);
-    let house = house(tokens(people).permissions(Permissions::new(DefaultAccess::Allow, [rule]))).await;
-    house.bucket("c", []).await;
+    let test = start_server(tokens(people).permissions(Permissions::new(DefaultAccess::Allow, [rule]))).await;
+    test.bucket("c", []).await;
     let update = |name: &str| json!({"name": name, "updates": {}});
-    let mut keeper = house.client("kee").await;
-    assert_eq!(keeper.ask("store.updateBucket", update("b")).await["updated"], true);
-    // Neither on another bucket, nor what the rule does not name.
-    assert_eq!(keeper.fail("store.updateBucket", update("c")).await.0, "FORBIDDEN");
-    assert_eq!(keeper.fail("store.dropBucket", json!({"name": "b"})).await.0, "FORBIDDEN");
-    assert_eq!(keeper.fail("store.dropBucket", json!({})).await.0, "FORBIDDEN");
-    assert_eq!(keeper.fail("store.updateBucket", json!({"name": "b"})).await.0, "VALIDATION_ERROR");
+    let mut keeper = test.client("kee").await;
+    assert_eq!(keeper.call("store.updateBucket", update("b")).await["updated"], true);
+    // Neither on another bucket nor for another operation.
+    assert_eq!(keeper.call_err("store.updateBucket", update("c")).await.0, "FORBIDDEN");
+    assert_eq!(keeper.call_err("store.dropBucket", json!({"name": "b"})).await.0, "FORBIDDEN");
+    assert_eq!(keeper.call_err("store.dropBucket", json!({})).await.0, "FORBIDDEN");
+    assert_eq!(keeper.call_err("store.updateBucket", json!({"name": "b"})).await.0, "VALIDATION_ERROR");
     for other in ["wri", "oth"] {
-        let mut client = house.client(other).await;
-        assert_eq!(client.fail("store.updateBucket", update("b")).await.0, "FORBIDDEN", "{other}");
+        let mut client = test.client(other).await;
+        assert_eq!(client.call_err("store.updateBucket", update("b")).await.0, "FORBIDDEN", "{other}");
     }
 }
 
-/// Clients without a login, where none is required.
+/// Login is optional.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_logged_in_reaches_as_high_as_is_said() {
+async fn anonymous_tier_applies_to_anonymous_clients() {
     for (tier, level) in [(None, 2), (Some(Tier::Read), 0), (Some(Tier::Write), 1), (Some(Tier::Admin), 2)] {
         let mut auth = people().required(false);
         auth.anonymous_tier = tier;
-        let house = house(auth).await;
-        let mut client = house.stranger().await;
+        let test = start_server(auth).await;
+        let mut client = test.anonymous().await;
         for (operation, needed, params, expected) in OPERATIONS {
             let id = client.send(operation, serde_json::from_str(params).unwrap()).await;
             let reply = client.reply(id).await;
-            // A login may help.
+            // `UNAUTHORIZED`, because a login may help.
             let expected = if level >= *needed { *expected } else { "UNAUTHORIZED" };
             assert_eq!(reply["code"].as_str().unwrap_or_default(), expected, "{tier:?} {operation}: {reply}");
         }
-        client.ask("auth.whoami", json!({})).await;
+        client.call("auth.whoami", json!({})).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_of_a_login_goes_on_after_it_if_anybody_may_read() {
-    let house = house(people().required(false).anonymous_tier(Tier::Read)).await;
-    let mut client = house.client("ada").await;
-    client.ask("store.subscribe", json!({"query": "q"})).await;
-    client.ask("auth.logout", json!({})).await;
-    house.write(|draft| draft.insert("b", crate::house::object(json!({"id": "k"})))).await;
+async fn subscription_continues_after_logout_if_anonymous_clients_can_read() {
+    let test = start_server(people().required(false).anonymous_tier(Tier::Read)).await;
+    let mut client = test.client("ada").await;
+    client.call("store.subscribe", json!({"query": "q"})).await;
+    client.call("auth.logout", json!({})).await;
+    test.write(|draft| draft.insert("b", crate::test_server::object(json!({"id": "k"})))).await;
     assert_eq!(client.push().await["data"][0]["id"], "k");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_rule_lifts_a_built_in_role() {
+async fn rule_cannot_raise_a_built_in_role() {
     let rules: Vec<Rule> =
         PEOPLE.iter().flat_map(|(_, roles, _)| roles.iter()).map(|role| Rule::new(*role, ["*"])).collect();
     let auth = people().permissions(Permissions::new(DefaultAccess::Allow, rules));
-    // A rule lifts a custom role.
-    check(&house(auth).await, |name, level| if name == "cus" { 2 } else { level }).await;
+    // A rule raises a custom role.
+    check(&start_server(auth).await, |name, level| if name == "cus" { 2 } else { level }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_high_role_is_not_a_permission() {
-    let auth = only(tokens([known("ada", &["admin"], json!({}))]), [Rule::new("reader", ["*"])]);
-    let house = house(auth).await;
-    let mut client = house.client("ada").await;
+async fn admin_role_does_not_replace_a_permission() {
+    let auth = allow_only(tokens([user_with_metadata("ada", &["admin"], json!({}))]), [Rule::new("reader", ["*"])]);
+    let test = start_server(auth).await;
+    let mut client = test.client("ada").await;
     for (operation, _, params, _) in OPERATIONS {
-        // What is one's own may be ended.
+        // Own subscriptions can be cancelled without permission.
         if *operation == "store.unsubscribe" {
             continue;
         }
         let params: Json = serde_json::from_str(params).unwrap();
-        assert_eq!(client.fail(operation, params).await.0, "FORBIDDEN", "{operation}");
-        assert_eq!(client.fail(operation, json!({})).await.0, "FORBIDDEN", "{operation}");
+        assert_eq!(client.call_err(operation, params).await.0, "FORBIDDEN", "{operation}");
+        assert_eq!(client.call_err(operation, json!({})).await.0, "FORBIDDEN", "{operation}");
     }
 }

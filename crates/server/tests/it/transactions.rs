@@ -1,20 +1,21 @@
-//! Transactions: all of it, or nothing.
+//! Transactions are atomic.
 
 use serde_json::{Value as Json, json};
 
-use crate::client::{Ask, Client, options};
+use crate::client::{Client, RpcClient, options};
 use crate::tides::{
-    FOUR, fails, fails_with, fill, refuses, serve_tides, serve_tides_locally, serve_tides_with, tide, tides,
+    FOUR_TIDES, expect_error, expect_error_details, expect_invalid_params, insert_tides, serve_tides,
+    serve_tides_locally, serve_tides_with, tide, tides_config,
 };
 
-async fn transact(client: &mut impl Ask, operations: Json) -> Json {
-    client.ask("store.transaction", json!({"operations": operations})).await
+async fn transact(client: &mut impl RpcClient, operations: Json) -> Json {
+    client.call("store.transaction", json!({"operations": operations})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_operation_gives_its_result() {
+async fn each_operation_has_a_result() {
     let (_server, mut client) = serve_tides_locally().await;
-    fill(&mut client, &FOUR).await;
+    insert_tides(&mut client, &FOUR_TIDES).await;
     let mut changed = tide(1, "Hook", 30);
     changed["_version"] = json!(2);
     let done = transact(
@@ -56,12 +57,12 @@ async fn each_operation_gives_its_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_fails_undoes_all_and_says_which_it_was() {
+async fn failure_rolls_back_and_names_the_operation() {
     let (_server, mut client) = serve_tides_locally().await;
-    fill(&mut client, &FOUR).await;
-    client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "Dover", "code": "dov"}})).await;
-    client.ask("store.defineBucket", json!({"name": "log", "config": tides()})).await;
-    let before = client.ask("store.all", json!({"bucket": "tides"})).await;
+    insert_tides(&mut client, &FOUR_TIDES).await;
+    client.call("store.insert", json!({"bucket": "tides", "data": {"port": "Dover", "code": "dov"}})).await;
+    client.call("store.defineBucket", json!({"name": "log", "config": tides_config()})).await;
+    let before = client.call("store.all", json!({"bucket": "tides"})).await;
     let cases = [
         (json!({"op": "get", "bucket": "none", "key": 1}), "BUCKET_NOT_DEFINED", None),
         (json!({"op": "update", "bucket": "tides", "key": 99, "data": {}}), "NOT_FOUND", None),
@@ -89,22 +90,22 @@ async fn what_fails_undoes_all_and_says_which_it_was() {
         ]);
         let params = json!({"operations": operations});
         let message = match details {
-            Some(details) => fails_with(&mut client, "store.transaction", params, code, details).await,
-            None => fails(&mut client, "store.transaction", params, code).await,
+            Some(details) => expect_error_details(&mut client, "store.transaction", params, code, details).await,
+            None => expect_error(&mut client, "store.transaction", params, code).await,
         };
         assert!(message.starts_with("operations[2]: "), "{message}");
-        assert_eq!(client.ask("store.all", json!({"bucket": "tides"})).await, before);
-        assert_eq!(client.ask("store.count", json!({"bucket": "log"})).await, 0);
+        assert_eq!(client.call("store.all", json!({"bucket": "tides"})).await, before);
+        assert_eq!(client.call("store.count", json!({"bucket": "log"})).await, 0);
     }
     let invalid = json!({"operations": [{"op": "insert", "bucket": "tides", "data": {"level": 1}}]});
-    let (code, error) = client.fail("store.transaction", invalid).await;
+    let (code, error) = client.call_err("store.transaction", invalid).await;
     assert_eq!(code, "VALIDATION_ERROR");
     assert_eq!((&error["details"][0]["field"], &error["details"][0]["code"]), (&json!("port"), &json!("required")));
     assert!(error["message"].as_str().unwrap().starts_with("operations[0]: "), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_operation_is_looked_at_before_any_is_done() {
+async fn all_operations_are_validated_before_any_runs() {
     let (_server, mut client) = serve_tides_locally().await;
     let good = json!({"op": "insert", "bucket": "tides", "data": {"port": "Hook"}});
     for (wrong, named) in [
@@ -130,57 +131,57 @@ async fn every_operation_is_looked_at_before_any_is_done() {
         (json!({"op": "count", "bucket": "tides", "filter": {"level": {"$above": 1}}}), "$above"),
     ] {
         let params = json!({"operations": [good, wrong]});
-        let message = fails(&mut client, "store.transaction", params, "VALIDATION_ERROR").await;
+        let message = expect_error(&mut client, "store.transaction", params, "VALIDATION_ERROR").await;
         assert!(message.starts_with("operations[1]: ") && message.contains(named), "{wrong}: {message}");
     }
-    assert_eq!(client.ask("store.count", json!({"bucket": "tides"})).await, 0);
+    assert_eq!(client.call("store.count", json!({"bucket": "tides"})).await, 0);
     let no_list = [Json::Null, json!({}), json!("x"), json!(7), json!([])];
     let wrong: &[(&str, &[Json], &str)] = &[("operations", &no_list, "array")];
-    refuses(&mut client, "store.transaction", json!({}), wrong).await;
-    let message = fails(&mut client, "store.transaction", json!({"operations": []}), "VALIDATION_ERROR").await;
+    expect_invalid_params(&mut client, "store.transaction", json!({}), wrong).await;
+    let message = expect_error(&mut client, "store.transaction", json!({"operations": []}), "VALIDATION_ERROR").await;
     assert_eq!(message, "\"operations\" must be a non-empty array of operations, got an empty array");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_transaction_gives_is_bounded_and_too_much_undoes_it() {
+async fn result_limit_applies_to_transactions_and_rolls_back() {
     let options = options().max_result_bytes(1500);
     let (_server, mut client) = serve_tides_with(options).await;
     for _ in 0..2 {
-        client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "x".repeat(1000)}})).await;
+        client.call("store.insert", json!({"bucket": "tides", "data": {"port": "x".repeat(1000)}})).await;
     }
     let operations = json!([
         {"op": "insert", "bucket": "tides", "data": {"port": "Hook"}},
         {"op": "where", "bucket": "tides", "filter": {}},
     ]);
-    let message = fails(&mut client, "store.transaction", json!({"operations": operations}), "TOO_LARGE").await;
+    let message = expect_error(&mut client, "store.transaction", json!({"operations": operations}), "TOO_LARGE").await;
     assert!(message.starts_with("operations[1]: ") && message.contains("1500"), "{message}");
-    assert_eq!(client.ask("store.count", json!({"bucket": "tides"})).await, 2);
+    assert_eq!(client.call("store.count", json!({"bucket": "tides"})).await, 2);
     transact(&mut client, json!([{"op": "get", "bucket": "tides", "key": 1}])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn inserts_obey_the_size_and_lifetime_of_their_bucket() {
+async fn inserts_respect_max_size_and_ttl() {
     let (_server, mut client) = serve_tides_locally().await;
-    let mut config = tides();
+    let mut config = tides_config();
     config["maxSize"] = json!(1);
     config["ttl"] = json!(500);
-    client.ask("store.defineBucket", json!({"name": "one", "config": config})).await;
+    client.call("store.defineBucket", json!({"name": "one", "config": config})).await;
     let insert = json!({"op": "insert", "bucket": "one", "data": {"port": "Hook"}});
     let done = transact(&mut client, json!([insert, insert])).await;
     assert_eq!(done["results"][1]["data"]["_expiresAt"], crate::tides::NOW + 500);
-    let all = client.ask("store.all", json!({"bucket": "one"})).await;
+    let all = client.call("store.all", json!({"bucket": "one"})).await;
     assert_eq!(all, json!([done["results"][1]["data"]]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn followers_never_see_half_of_one() {
+async fn subscribers_never_see_a_partial_transaction() {
     let (server, mut client) = serve_tides().await;
-    fill(&mut client, &[("from", 100), ("to", 0)]).await;
-    let mut watcher = Client::connect(&server).await;
+    insert_tides(&mut client, &[("from", 100), ("to", 0)]).await;
+    let mut subscriber = Client::connect(&server).await;
     let total = json!({"bucket": "tides", "aggregate": {"function": "sum", "field": "level"}});
-    let first = watcher.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    let first = subscriber.call("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
     assert_eq!(first["data"].as_array().unwrap().len(), 2);
-    watcher.ask("store.subscribe", json!({"config": total})).await;
+    subscriber.call("store.subscribe", json!({"config": total})).await;
     let mut ids = Vec::new();
     for moved in 1..=50 {
         let operations = json!([
@@ -193,8 +194,8 @@ async fn followers_never_see_half_of_one() {
         assert_eq!(client.reply(id).await["type"], "result");
     }
     loop {
-        let push = watcher.push().await;
-        assert_eq!(push["subscriptionId"], first["subscriptionId"], "what stays the same is not pushed");
+        let push = subscriber.push().await;
+        assert_eq!(push["subscriptionId"], first["subscriptionId"], "an unchanged sum is not pushed");
         let levels: Vec<i64> =
             push["data"].as_array().unwrap().iter().map(|tide| tide["level"].as_i64().unwrap()).collect();
         assert_eq!(levels.iter().sum::<i64>(), 100, "{push}");

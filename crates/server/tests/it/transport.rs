@@ -1,4 +1,4 @@
-//! The way in: paths, plain HTTP, origins, sizes, kinds of messages.
+//! Handshakes, plain HTTP, origins, message sizes and frame types.
 
 use futures_util::SinkExt as _;
 use serde_json::json;
@@ -6,28 +6,28 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::client::{Client, is_left_with, options, serve};
-use crate::raw::{Raw, TEXT, frame, handshake};
+use crate::client::{Client, options, serve, wait_for_connections};
+use crate::raw::{RawClient, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_path_counts_and_its_query_does_not() {
+async fn path_must_match_and_its_query_is_ignored() {
     let options = options().path("/live");
     let server = serve(options).await;
     assert!(server.url().ends_with("/live"));
-    Client::connect(&server).await.ask("store.buckets", json!({})).await;
-    Client::connect_to(&format!("{}?token=x&y", server.url())).await.ask("store.buckets", json!({})).await;
+    Client::connect(&server).await.call("store.buckets", json!({})).await;
+    Client::connect_to(&format!("{}?token=x&y", server.url())).await.call("store.buckets", json!({})).await;
     for path in ["/", "/live/", "/Live", "/live/x", "//live", "/?/live"] {
-        let mut raw = Raw::connect(&server).await;
+        let mut raw = RawClient::connect(&server).await;
         raw.write(handshake(path, "").as_bytes()).await;
         assert_eq!(raw.response().await.0, 404, "{path}");
     }
-    is_left_with(&server, 0).await;
+    wait_for_connections(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plain_http_is_answered_on_one_connection() {
+async fn plain_http_requests_share_a_connection() {
     let server = serve(options()).await;
-    let mut raw = Raw::connect(&server).await;
+    let mut raw = RawClient::connect(&server).await;
     for (request, status, word) in [
         ("GET / HTTP/1.1", 426, "WebSocket"),
         ("POST / HTTP/1.1", 426, "WebSocket"),
@@ -38,12 +38,12 @@ async fn plain_http_is_answered_on_one_connection() {
         ("GET /nowhere HTTP/1.1", 404, "not found"),
     ] {
         raw.write(format!("{request}\r\nHost: tide\r\n\r\n").as_bytes()).await;
-        let (answered, head, body) = raw.response().await;
-        assert_eq!(answered, status, "{request}");
+        let (got, head, body) = raw.response().await;
+        assert_eq!(got, status, "{request}");
         assert!(body.contains(word), "{request}: {body}");
         assert_eq!(head.contains("upgrade: websocket"), status == 426, "{head}");
     }
-    // And the same connection can still become a WebSocket.
+    // The same connection can still be upgraded.
     raw.write(handshake("/", "").as_bytes()).await;
     assert_eq!(raw.head().await.0, 101);
     assert_eq!(raw.json().await["type"], "welcome");
@@ -51,41 +51,41 @@ async fn plain_http_is_answered_on_one_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_metrics_tell_of_connections() {
+async fn metrics_count_connections() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
-    client.ask("store.buckets", json!({})).await;
-    let mut raw = Raw::connect(&server).await;
+    client.call("store.buckets", json!({})).await;
+    let mut raw = RawClient::connect(&server).await;
     raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\n\r\n").await;
     let (_, _, page) = raw.response().await;
     for line in ["tidewire_connections 1", "tidewire_connections_admitted_total 1", "tidewire_requests_total 1"] {
-        assert!(page.lines().any(|known| known == line), "{line} in {page}");
+        assert!(page.lines().any(|found| found == line), "{line} in {page}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_handshake_is_refused() {
+async fn invalid_handshakes_are_rejected() {
     let server = serve(options()).await;
-    let whole = handshake("/", "");
+    let valid = handshake("/", "");
     for (text, status) in [
-        (whole.replace("GET", "POST"), 400),
-        (whole.replace("keep-alive, Upgrade", "keep-alive"), 400),
-        (whole.replace("Version: 13", "Version: 8"), 426),
-        (whole.replace("dGhlIHNhbXBsZSBub25jZQ==", "dGhlIHNhbXBsZQ=="), 400),
-        (whole.replace("dGhlIHNhbXBsZSBub25jZQ==", "not base64 at all!!!!"), 400),
+        (valid.replace("GET", "POST"), 400),
+        (valid.replace("keep-alive, Upgrade", "keep-alive"), 400),
+        (valid.replace("Version: 13", "Version: 8"), 426),
+        (valid.replace("dGhlIHNhbXBsZSBub25jZQ==", "dGhlIHNhbXBsZQ=="), 400),
+        (valid.replace("dGhlIHNhbXBsZSBub25jZQ==", "not base64 at all!!!!"), 400),
         (handshake("/", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"), 400),
-        (whole.replace("HTTP/1.1", "HTTP/1.0"), 400),
+        (valid.replace("HTTP/1.1", "HTTP/1.0"), 400),
     ] {
-        let mut raw = Raw::connect(&server).await;
+        let mut raw = RawClient::connect(&server).await;
         raw.write(text.as_bytes()).await;
         assert_eq!(raw.response().await.0, status, "{text}");
-        assert!(!raw.more().await, "the connection ends: {text}");
+        assert!(!raw.read_some().await, "the connection ends: {text}");
     }
-    is_left_with(&server, 0).await;
+    wait_for_connections(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_origin_has_to_be_allowed_if_there_is_one() {
+async fn origin_must_be_allowed_if_present() {
     let options = options().allowed_origins(["https://tide.example", "https://ebb.example"]);
     let server = serve(options).await;
     for (lines, status) in [
@@ -98,24 +98,24 @@ async fn an_origin_has_to_be_allowed_if_there_is_one() {
         ("Origin:\r\n", 403),
         ("Origin: https://tide.example\r\nOrigin: https://evil.example\r\n", 403),
     ] {
-        let mut raw = Raw::connect(&server).await;
+        let mut raw = RawClient::connect(&server).await;
         raw.write(handshake("/", lines).as_bytes()).await;
         if status == 101 {
             assert_eq!(raw.head().await.0, status, "{lines}");
         } else {
             assert_eq!(raw.response().await.0, status, "{lines}");
-            assert!(!raw.more().await, "the connection ends");
+            assert!(!raw.read_some().await, "the connection ends");
         }
     }
-    is_left_with(&server, 0).await;
+    wait_for_connections(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_extension_and_no_protocol_is_agreed_on() {
+async fn no_extension_or_subprotocol_is_negotiated() {
     let server = serve(options()).await;
-    let mut raw = Raw::connect(&server).await;
-    let asked = "Sec-WebSocket-Extensions: permessage-deflate\r\nSec-WebSocket-Protocol: chat\r\n";
-    raw.write(handshake("/", asked).as_bytes()).await;
+    let mut raw = RawClient::connect(&server).await;
+    let offered = "Sec-WebSocket-Extensions: permessage-deflate\r\nSec-WebSocket-Protocol: chat\r\n";
+    raw.write(handshake("/", offered).as_bytes()).await;
     let (status, head) = raw.head().await;
     assert_eq!(status, 101);
     assert!(head.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo="), "{head}");
@@ -123,9 +123,9 @@ async fn no_extension_and_no_protocol_is_agreed_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_comes_with_the_handshake_is_not_lost() {
+async fn bytes_after_the_handshake_are_not_lost() {
     let server = serve(options()).await;
-    let mut raw = Raw::connect(&server).await;
+    let mut raw = RawClient::connect(&server).await;
     let mut bytes = handshake("/", "").into_bytes();
     bytes.extend(frame(TEXT, br#"{"id":1,"type":"store.buckets"}"#));
     raw.write(&bytes).await;
@@ -140,29 +140,29 @@ fn padded(length: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_may_be_as_long_as_the_limit_and_not_a_byte_longer() {
+async fn message_size_limit_is_exact() {
     let server = serve(options()).await;
     let mut client = Client::connect(&server).await;
     for length in [300_000, 1 << 20] {
         client.send_text(padded(length)).await;
         assert_eq!(client.reply(1).await["type"], "result");
     }
-    let mut raw = Raw::websocket(&server).await;
-    let whole = padded((1 << 20) + 1);
-    // It is enough to announce it.
-    raw.write(&frame(TEXT, whole.as_bytes())[..64]).await;
+    let mut raw = RawClient::websocket(&server).await;
+    let too_long = padded((1 << 20) + 1);
+    // The header of the frame is enough.
+    raw.write(&frame(TEXT, too_long.as_bytes())[..64]).await;
     assert_eq!(raw.closed().await.0, 1009);
-    let mut raw = Raw::websocket(&server).await;
-    let (first, second) = whole.as_bytes().split_at(600_000);
+    let mut raw = RawClient::websocket(&server).await;
+    let (first, second) = too_long.as_bytes().split_at(600_000);
     raw.write(&frame(0x01, first)).await;
     raw.write(&frame(0x80, second)[..64]).await;
     assert_eq!(raw.closed().await.0, 1009);
-    is_left_with(&server, 1).await;
-    client.ask("store.buckets", json!({})).await;
+    wait_for_connections(&server, 1).await;
+    client.call("store.buckets", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_smaller_limit_is_as_exact() {
+async fn smaller_message_size_limit_is_exact() {
     let options = options().max_payload_bytes(128);
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
@@ -171,7 +171,7 @@ async fn a_smaller_limit_is_as_exact() {
     client.send_text(padded(129)).await;
     assert_eq!(client.closed().await.0, 1009);
     drop(client);
-    is_left_with(&server, 0).await;
+    wait_for_connections(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,78 +180,78 @@ async fn binary_messages_are_not_supported() {
     let mut other = Client::connect(&server).await;
     for body in [&b""[..], br#"{"id":1,"type":"store.buckets"}"#] {
         let mut client = Client::connect(&server).await;
-        // What was asked before is answered.
+        // Earlier requests are answered.
         let id = client.send("store.buckets", json!({})).await;
         client.socket.send(Message::binary(body.to_vec())).await.unwrap();
         client.reply(id).await;
         assert_eq!(client.closed().await, (1003, "binary_not_supported".to_owned()));
     }
-    other.ask("store.buckets", json!({})).await;
-    is_left_with(&server, 1).await;
+    other.call("store.buckets", json!({})).await;
+    wait_for_connections(&server, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pings_of_the_websocket_are_answered() {
+async fn websocket_pings_are_answered() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     raw.write(&frame(0x89, b"tide")).await;
     assert_eq!(raw.frame().await, Some((10, b"tide".to_vec())));
-    // A pong that nobody asked for is nothing.
+    // An unsolicited pong is ignored.
     raw.write(&frame(0x8a, b"ebb")).await;
     raw.send(r#"{"id":1,"type":"store.buckets"}"#).await;
     assert_eq!(raw.json().await["id"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_closes_or_leaves_is_forgotten() {
+async fn closed_connections_are_removed() {
     let server = serve(options()).await;
-    let mut raw = Raw::websocket(&server).await;
+    let mut raw = RawClient::websocket(&server).await;
     raw.write(&frame(0x88, &[0x03, 0xe8, b'b', b'y', b'e'])).await;
     assert_eq!(raw.closed().await, (1000, String::new()));
-    is_left_with(&server, 0).await;
-    let mut raw = Raw::websocket(&server).await;
+    wait_for_connections(&server, 0).await;
+    let mut raw = RawClient::websocket(&server).await;
     raw.stream.shutdown().await.unwrap();
     assert!(raw.frame().await.is_none_or(|(kind, _)| kind == 8));
-    is_left_with(&server, 0).await;
-    let raw = Raw::websocket(&server).await;
+    wait_for_connections(&server, 0).await;
+    let raw = RawClient::websocket(&server).await;
     raw.stream.set_zero_linger().unwrap();
     drop(raw);
-    is_left_with(&server, 0).await;
+    wait_for_connections(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_may_not_be_endless() {
+async fn http_head_is_limited() {
     let server = serve(options()).await;
-    let mut raw = Raw::connect(&server).await;
+    let mut raw = RawClient::connect(&server).await;
     let long = format!("X-Long: {}\r\n", "x".repeat(64 * 1024));
-    // It may be cut off before it has said all.
+    // The connection may be closed before everything is written.
     let _ = raw.stream.write_all(handshake("/", &long).as_bytes()).await;
-    let mut heard = Vec::new();
-    // A reset is an end too.
-    let _ = tokio::io::AsyncReadExt::read_to_end(&mut raw.stream, &mut heard).await;
-    assert!(heard.is_empty() || heard.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&heard));
+    let mut received = Vec::new();
+    // It may end with a reset.
+    let _ = tokio::io::AsyncReadExt::read_to_end(&mut raw.stream, &mut received).await;
+    assert!(received.is_empty() || received.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&received));
     connect_async(server.url()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_dawdles_over_the_handshake_is_cut_off() {
+async fn incomplete_handshake_times_out() {
     let options = options().handshake_timeout(std::time::Duration::from_millis(50));
     let server = serve(options).await;
-    let whole = handshake("/", "");
-    for begun in [&whole[..0], &whole[..1], &whole[..40], &whole[..whole.len() - 2]] {
-        let mut raw = Raw::connect(&server).await;
-        raw.write(begun.as_bytes()).await;
-        // Whether it is told why or not.
-        while raw.more().await {}
+    let full = handshake("/", "");
+    for partial in [&full[..0], &full[..1], &full[..40], &full[..full.len() - 2]] {
+        let mut raw = RawClient::connect(&server).await;
+        raw.write(partial.as_bytes()).await;
+        // With or without a response.
+        while raw.read_some().await {}
     }
-    // One that was answered may not sit there for ever either.
-    let mut raw = Raw::connect(&server).await;
+    // An idle connection after a response times out too.
+    let mut raw = RawClient::connect(&server).await;
     raw.write(b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n").await;
     raw.response().await;
-    assert!(!raw.more().await);
-    // Once it is a WebSocket, it may be silent for as long as it likes.
+    assert!(!raw.read_some().await);
+    // A WebSocket has no such timeout.
     let mut client = Client::connect(&server).await;
-    let mut raw = Raw::connect(&server).await;
-    assert!(!raw.more().await);
-    client.ask("store.buckets", json!({})).await;
+    let mut raw = RawClient::connect(&server).await;
+    assert!(!raw.read_some().await);
+    client.call("store.buckets", json!({})).await;
 }

@@ -1,4 +1,4 @@
-//! What clients may do, as `--check` lists it and `check-access` explains it.
+//! Access of clients, as `--check` lists it and `check-access` explains it.
 
 use serde_json::{Value as Json, json};
 
@@ -23,7 +23,7 @@ fn boats() -> Json {
 }
 
 #[test]
-fn check_lists_what_clients_may_do() {
+fn check_lists_the_access_of_clients() {
     let dir = WorkDir::new();
     file(&dir, &boats());
     let check = dir.run(&["--config", "c.json", "--check"]);
@@ -54,7 +54,7 @@ fn check_lists_what_clients_may_do() {
 }
 
 #[test]
-fn the_start_and_check_warn_of_what_is_open() {
+fn start_and_check_warn_of_open_access() {
     let dir = WorkDir::new();
     file(&dir, &json!({"required": false, "tokens": {"77ab03d9c1e2485f9a0b1c2d3e4f5061": {"userId": "ann"}}}));
     let check = dir.run(&["--config", "c.json", "--check"]);
@@ -68,7 +68,7 @@ fn the_start_and_check_warn_of_what_is_open() {
 }
 
 #[test]
-fn permissions_without_a_default_do_not_start() {
+fn permissions_without_a_default_are_rejected() {
     let dir = WorkDir::new();
     file(&dir, &json!({"tokens": {}, "permissions": {"rules": []}}));
     let exit = dir.run(&["--config", "c.json"]);
@@ -77,7 +77,7 @@ fn permissions_without_a_default_do_not_start() {
 }
 
 #[test]
-fn check_access_explains_and_its_exit_code_tells() {
+fn check_access_explains_the_decision_and_sets_the_exit_code() {
     let dir = WorkDir::new();
     file(&dir, &boats());
     let check = |args: &[&str]| dir.run(&[&["check-access", "--config", "c.json"], args].concat());
@@ -97,7 +97,7 @@ fn check_access_explains_and_its_exit_code_tells() {
     assert!(other.stdout.starts_with("store.insert on \"ports\": not allowed\n"), "{}", other.stdout);
     assert!(other.stdout.contains("its rules name the buckets boats"), "{}", other.stdout);
     for (args, code, text) in [
-        // A client that has not logged in, a session without roles, and one with several.
+        // An anonymous client, a session without roles, and one with several.
         (&["store.get", "boats"][..], 1, "a login is required"),
         (&["--user", "eve", "store.get", "boats"], 1, "no rule of its roles covers store.get on \"boats\""),
         (

@@ -3,19 +3,19 @@
 use serde_json::{Value as Json, json};
 
 use super::{ServerProcess, WorkDir};
-use crate::client::notes;
+use crate::client::notes_config;
 
 /// Writes a bucket with one note.
 async fn write_note(server: &ServerProcess, text: &str) {
     let mut client = server.client().await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": text}})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    client.call("store.insert", json!({"bucket": "notes", "data": {"text": text}})).await;
 }
 
 /// Returns the notes and the epoch of a server.
 async fn contents(server: &ServerProcess) -> (Vec<String>, String) {
     let mut client = server.client().await;
-    let notes = client.ask("store.all", json!({"bucket": "notes"})).await;
+    let notes = client.call("store.all", json!({"bucket": "notes"})).await;
     let text = |note: &Json| note["text"].as_str().unwrap().to_owned();
     let opened = server.process.stderr();
     let opened: Json = serde_json::from_str(opened.lines().next().unwrap()).unwrap();
@@ -41,12 +41,12 @@ async fn a_backup_of_a_killed_server_is_restored_with_a_new_epoch() {
     assert!(position.starts_with("  position: ") && position.ends_with("-2"), "{position}");
     assert_eq!(last, "To restore it, run: tidewire restore copy --data-dir DIR");
 
-    // The original goes on, and the backup does not change.
+    // The original server continues, and the backup does not change.
     let server = dir.start(&["--data-dir", "live"]);
     let (_, epoch) = contents(&server).await;
     assert!(position.contains(&epoch), "{position} {epoch}");
     let mut client = server.client().await;
-    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
+    client.call("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
     drop(client);
     server.stop();
 
@@ -68,7 +68,7 @@ async fn a_backup_of_a_killed_server_is_restored_with_a_new_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_data_of_a_running_server_is_not_touched() {
+async fn data_directory_in_use_is_rejected() {
     let dir = WorkDir::new();
     let server = dir.start(&[]);
     write_note(&server, "high tide").await;
@@ -94,7 +94,7 @@ async fn the_data_of_a_running_server_is_not_touched() {
 }
 
 #[test]
-fn wrong_directories_are_refused() {
+fn invalid_directories_are_rejected() {
     let dir = WorkDir::new();
     dir.start(&[]).stop();
     std::fs::create_dir(dir.0.path().join("full")).unwrap();
@@ -133,7 +133,7 @@ fn wrong_directories_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_or_unfinished_backup_is_refused() {
+async fn damaged_or_unfinished_backup_is_rejected() {
     let dir = WorkDir::new();
     let server = dir.start(&[]);
     write_note(&server, "high tide").await;

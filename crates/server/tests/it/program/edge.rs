@@ -1,10 +1,10 @@
-//! What the program logs of its edge: the address for administrators, refused origins, headers of proxies.
+//! Log lines about the admin address, refused origins and proxy headers.
 
 use serde_json::{Value as Json, json};
 use tidewire_testkit::Process;
 
 use super::{ServerProcess, WorkDir, log};
-use crate::raw::{Raw, handshake};
+use crate::raw::{RawClient, handshake};
 
 /// The log lines with this message.
 fn lines(process: &Process, message: &str) -> Vec<Json> {
@@ -14,19 +14,19 @@ fn lines(process: &Process, message: &str) -> Vec<Json> {
 /// The status of a handshake with these header lines.
 async fn status(server: &ServerProcess, lines: &str) -> u16 {
     let address = server.url.trim_start_matches("ws://").trim_end_matches('/');
-    let mut raw = Raw::connect_to(address.parse().unwrap()).await;
+    let mut raw = RawClient::connect_to(address.parse().unwrap()).await;
     raw.write(handshake("/", lines).as_bytes()).await;
     raw.head().await.0
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_admin_address_is_logged() {
+async fn admin_address_is_logged() {
     let dir = WorkDir::new();
     let server = dir.start(&["--engine", "memory", "--admin-listen", "127.0.0.1:0"]);
     server.process.wait_for_line("admin listener started");
-    assert!(server.process.stdout().starts_with(&server.url), "the first line is still the URL");
+    assert!(server.process.stdout().starts_with(&server.url), "the first line is the URL");
     let [line] = &lines(&server.process, "admin listener started")[..] else { panic!("{}", server.process.output()) };
-    let mut raw = Raw::connect_to(line["address"].as_str().unwrap().parse().unwrap()).await;
+    let mut raw = RawClient::connect_to(line["address"].as_str().unwrap().parse().unwrap()).await;
     raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
     let (status, _, page) = raw.response().await;
     assert!(status == 200 && page.contains("tidewire_connections 0"), "{page}");
@@ -34,7 +34,7 @@ async fn the_admin_address_is_logged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_origin_is_logged_with_its_headers_and_the_setting() {
+async fn refused_origin_is_logged_with_its_headers_and_the_setting() {
     let dir = WorkDir::new();
     let server = dir.start(&["--engine", "memory"]);
     for _ in 0..3 {
@@ -47,7 +47,7 @@ async fn a_refused_origin_is_logged_with_its_headers_and_the_setting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_of_an_untrusted_proxy_are_logged_once() {
+async fn untrusted_forwarding_headers_are_logged_once() {
     let dir = WorkDir::new();
     let server = dir.start(&["--engine", "memory"]);
     for _ in 0..3 {
@@ -73,15 +73,15 @@ async fn headers_of_an_untrusted_proxy_are_logged_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_proxy_header_is_logged() {
+async fn missing_proxy_header_is_logged() {
     let dir = WorkDir::new();
     dir.file("c.json", json!({"engine": "memory", "trustedProxies": ["127.0.0.1"], "proxyProtocol": true}).to_string());
     let server = dir.start(&["--config", "c.json"]);
     let address = server.url.trim_start_matches("ws://").trim_end_matches('/');
     for _ in 0..3 {
-        let mut raw = Raw::connect_to(address.parse().unwrap()).await;
+        let mut raw = RawClient::connect_to(address.parse().unwrap()).await;
         raw.write(handshake("/", "").as_bytes()).await;
-        while raw.more().await {}
+        while raw.read_some().await {}
     }
     let process = server.stop();
     let [line] = &lines(&process, "socket rejected because of its PROXY protocol header")[..] else {

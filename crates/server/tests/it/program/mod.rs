@@ -1,5 +1,4 @@
-//! Tests of the program as a process: output, persistence, settings, startup errors, shutdown, permissions,
-//! backup and restore.
+//! Tests of the server program as a process.
 
 mod access;
 mod backup;
@@ -29,7 +28,7 @@ struct ServerProcess {
     url: String,
 }
 
-/// The exit code and output of a process that ended by itself.
+/// The exit code and output of a process that exited by itself.
 struct Exit {
     code: Option<i32>,
     stdout: String,
@@ -55,7 +54,7 @@ impl WorkDir {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TIDEWIRE_")) {
             command.env_remove(name);
         }
-        // Whether the default is possible depends on the machine.
+        // The default may exceed the limit of open files of this machine.
         command.env("TIDEWIRE_MAX_CONNECTIONS", "1000");
         command
     }
@@ -106,7 +105,7 @@ fn warnings(process: &Process) -> Vec<String> {
 }
 
 #[test]
-fn help_and_version_are_printed_and_nothing_starts() {
+fn help_and_version_are_printed_without_starting() {
     let dir = WorkDir::new();
     let help = dir.run(&["--help"]);
     assert_eq!((help.code, &*help.stderr), (Some(0), ""));
@@ -118,7 +117,7 @@ fn help_and_version_are_printed_and_nothing_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_printed_first_steps_work() {
+async fn printed_first_steps_work() {
     let dir = WorkDir::new();
     let server = dir.start(&["--path", "/live"]);
     server.process.wait_for_line("store.insert");
@@ -143,7 +142,7 @@ async fn the_printed_first_steps_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_memory_engine_is_announced_and_creates_no_directory() {
+async fn memory_engine_is_announced_and_creates_no_directory() {
     let dir = WorkDir::new();
     let server = dir.start(&["--engine", "memory"]);
     server.process.wait_for_line("The data is in memory only and is lost on exit.");
@@ -151,9 +150,9 @@ async fn the_memory_engine_is_announced_and_creates_no_directory() {
     server.stop();
 }
 
-/// A parent process may close the pipe after it has read the first line.
+/// A parent process may close the pipe after reading the first line.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_serves_without_a_writable_standard_output() {
+async fn serves_without_a_writable_standard_output() {
     let (dir, port) = (WorkDir::new(), Port::reserve());
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$0\" --engine memory --port $1 >/dev/full", env!("CARGO_BIN_EXE_tidewire")]);
@@ -167,12 +166,12 @@ async fn it_serves_without_a_writable_standard_output() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_is_json_unless_on_a_terminal() {
+async fn log_is_json_unless_on_a_terminal() {
     let dir = WorkDir::new();
     let server = dir.start(&["--host", "0.0.0.0"]);
     let port = server.url.rsplit(':').next().unwrap().to_owned();
     let mut client = Client::connect_to(&format!("ws://127.0.0.1:{port}")).await;
-    client.fail("store.gett", json!({})).await;
+    client.call_err("store.gett", json!({})).await;
     drop(client);
     let process = server.stop();
     let warnings = warnings(&process);

@@ -7,10 +7,10 @@ use serde_json::{Value as Json, json};
 use tokio_tungstenite::tungstenite::Message;
 
 use super::{ServerProcess, WorkDir, log};
-use crate::client::{Client, notes};
+use crate::client::{Client, notes_config};
 
 async fn texts(server: &ServerProcess) -> HashSet<String> {
-    let all = server.client().await.ask("store.all", json!({"bucket": "notes"})).await;
+    let all = server.client().await.call("store.all", json!({"bucket": "notes"})).await;
     all.as_array().unwrap().iter().map(|note| note["text"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -19,16 +19,16 @@ async fn records_and_definitions_survive_a_restart() {
     let dir = WorkDir::new();
     let server = dir.start(&[]);
     let mut client = server.client().await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    client.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
-    let note = client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    client.call("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
+    let note = client.call("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
     drop(client);
     server.stop();
 
     let server = dir.start(&[]);
     let mut client = server.client().await;
-    assert_eq!(client.ask("store.get", json!({"bucket": "notes", "key": note["id"]})).await, note);
-    assert_eq!(client.ask("store.subscribe", json!({"query": "all"})).await["data"], json!([note]));
+    assert_eq!(client.call("store.get", json!({"bucket": "notes", "key": note["id"]})).await, note);
+    assert_eq!(client.call("store.subscribe", json!({"query": "all"})).await["data"], json!([note]));
     drop(client);
     let process = server.stop();
     let opened = log(&process).into_iter().find(|line| line["message"] == "data directory opened").unwrap();
@@ -43,7 +43,7 @@ async fn acknowledged_writes_survive_a_kill() {
         let mut server = dir.start(&[]);
         let mut client = server.client().await;
         if round == 0 {
-            client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+            client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
         }
         assert!(acknowledged.is_subset(&texts(&server).await), "round {round}");
         for number in 0..400 {
@@ -71,19 +71,19 @@ fn text_of(reply: &Json) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn definitions_of_the_file_are_applied_and_incompatible_ones_prevent_the_start() {
+async fn definitions_in_the_file_are_applied_and_incompatible_ones_rejected() {
     let dir = WorkDir::new();
     let file =
         |bucket: &Json| json!({"buckets": {"notes": bucket}, "queries": {"all": {"bucket": "notes"}}}).to_string();
-    dir.file("app.json", file(&notes()));
+    dir.file("app.json", file(&notes_config()));
     let server = dir.start(&["--config", "app.json"]);
     let mut client = server.client().await;
-    let note = client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
-    assert_eq!(client.ask("store.subscribe", json!({"query": "all"})).await["data"], json!([note]));
+    let note = client.call("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
+    assert_eq!(client.call("store.subscribe", json!({"query": "all"})).await["data"], json!([note]));
     drop(client);
     assert_eq!(outcomes(&server.stop()), ["bucket notes Created", "query all Created"]);
 
-    let mut other = notes();
+    let mut other = notes_config();
     other["schema"]["text"]["type"] = json!("number");
     dir.file("other.json", file(&other));
     let refused = dir.run(&["--port", "0", "--config", "other.json"]);
@@ -92,13 +92,13 @@ async fn definitions_of_the_file_are_applied_and_incompatible_ones_prevent_the_s
     assert_eq!(lines[0], "  schema.text.type: stored \"string\", file \"number\"");
     assert!(lines[1].starts_with("other.json:1:21: bucket \"notes\": the stored definition differs"), "{lines:?}");
 
-    let mut more = notes();
+    let mut more = notes_config();
     more["schema"]["tags"] = json!({"type": "array"});
     dir.file("more.json", file(&more));
     let server = dir.start(&["--config", "more.json"]);
     let mut client = Client::connect_to(&server.url).await;
-    assert_eq!(client.ask("store.get", json!({"bucket": "notes", "key": note["id"]})).await, note);
-    let (code, _) = client.fail("store.insert", json!({"bucket": "notes", "data": {"text": "t", "tags": 1}})).await;
+    assert_eq!(client.call("store.get", json!({"bucket": "notes", "key": note["id"]})).await, note);
+    let (code, _) = client.call_err("store.insert", json!({"bucket": "notes", "data": {"text": "t", "tags": 1}})).await;
     assert_eq!(code, "VALIDATION_ERROR");
     drop(client);
     assert_eq!(outcomes(&server.stop()), ["bucket notes Updated", "query all Unchanged"]);

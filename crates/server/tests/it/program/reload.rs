@@ -1,4 +1,4 @@
-//! SIGHUP: tokens, keys and certificates are read again.
+//! SIGHUP reloads tokens, keys and certificates.
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
@@ -14,7 +14,7 @@ use crate::client::Client;
 const RELOADED: &str = "tokens and certificate reloaded";
 const FAILED: &str = "reload failed, keeping the previous configuration";
 
-/// Sends SIGHUP, and returns the lines that it adds to the log up to one with this message.
+/// Sends SIGHUP. Returns the log lines added until one has this message.
 fn reload(process: &Process, last: &str) -> Vec<Json> {
     let before = log(process).len();
     process.hangup();
@@ -23,7 +23,7 @@ fn reload(process: &Process, last: &str) -> Vec<Json> {
     added()
 }
 
-/// A strong token.
+/// A strong token for a user.
 fn token(user_id: &str) -> String {
     format!("{user_id}-0123456789abcdefghijklmnopqrstuvwxyz")
 }
@@ -41,7 +41,7 @@ async fn log_in(server: &ServerProcess, token: &str) -> Result<Client, String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removed_token_locks_its_holder_out_at_once() {
+async fn removed_token_ends_its_sessions_at_once() {
     let dir = WorkDir::new();
     let users = |names: &[&str]| -> Json {
         names
@@ -54,7 +54,7 @@ async fn a_removed_token_locks_its_holder_out_at_once() {
     let server = dir.start(&["--config", "c.json"]);
     let (mut ann, mut bob) =
         (log_in(&server, &token("ann")).await.unwrap(), log_in(&server, &token("bob")).await.unwrap());
-    let mut stranger = server.client().await;
+    let mut anonymous = server.client().await;
     assert_eq!(log_in(&server, &token("eve")).await.err().unwrap(), "UNAUTHORIZED");
 
     // A new token of the same user does not keep the sessions of the old one.
@@ -70,11 +70,11 @@ async fn a_removed_token_locks_its_holder_out_at_once() {
     let mut again = log_in(&server, "ann-zyxwvutsrqponmlkjihgfedcba9876543210").await.unwrap();
     log_in(&server, &token("eve")).await.unwrap();
     for client in [&mut again, &mut bob] {
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
     }
-    assert_eq!(stranger.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));
+    assert_eq!(anonymous.call("auth.whoami", json!({})).await, json!({"authenticated": false}));
 
-    // Other rights end a session as well.
+    // Changed roles end a session too.
     let mut tokens = users(&["bob", "eve"]);
     tokens[&*token("bob")]["roles"] = json!(["reader"]);
     dir.file("c.json", settings(&tokens).to_string());
@@ -82,12 +82,12 @@ async fn a_removed_token_locks_its_holder_out_at_once() {
     assert_eq!(lines[0]["closed_connections"], 2);
     assert_eq!(bob.closed().await.0, 4002);
     let mut bob = log_in(&server, &token("bob")).await.unwrap();
-    assert_eq!(bob.fail("server.stats", json!({})).await.0, "FORBIDDEN");
+    assert_eq!(bob.call_err("server.stats", json!({})).await.0, "FORBIDDEN");
     server.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_invalid_file_changes_nothing_and_is_logged_with_line_and_column() {
+async fn invalid_file_changes_nothing_and_is_logged_with_its_location() {
     let dir = WorkDir::new();
     let valid = settings(&json!({token("ann"): {"userId": "ann"}}));
     dir.file("c.json", valid.to_string());
@@ -111,10 +111,10 @@ async fn an_invalid_file_changes_nothing_and_is_logged_with_line_and_column() {
         "{second}"
     );
     assert_eq!(second["level"], "ERROR");
-    ann.ask("store.buckets", json!({})).await;
+    ann.call("store.buckets", json!({})).await;
     log_in(&server, &token("ann")).await.unwrap();
 
-    // Auth cannot be taken away.
+    // Auth cannot be removed.
     dir.file("c.json", json!({"engine": "memory"}).to_string());
     let before = log(&server.process).len();
     server.process.hangup();
@@ -122,12 +122,12 @@ async fn an_invalid_file_changes_nothing_and_is_logged_with_line_and_column() {
     wait_until("the third error is logged", PATIENCE, || failed().is_some());
     assert_eq!(failed().unwrap()["error"], "auth cannot be enabled or disabled by a reload; restart the server");
     assert_eq!(server.client().await.welcome["requiresAuth"], true);
-    ann.ask("store.buckets", json!({})).await;
+    ann.call("store.buckets", json!({})).await;
     server.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_that_need_a_restart_are_named() {
+async fn changed_settings_that_need_a_restart_are_logged() {
     let dir = WorkDir::new();
     let ann = json!({token("ann"): {"userId": "ann"}});
     let mut file = settings(&ann);
@@ -145,15 +145,15 @@ async fn settings_that_need_a_restart_are_named() {
     let lines = reload(&server.process, RELOADED);
     let keys: Vec<&Json> = lines.iter().filter(|line| line["level"] == "WARN").map(|line| &line["key"]).collect();
     assert_eq!(keys, ["auth.permissions", "maxConnections", "slowRequestMs"], "{lines:?}");
-    // The token is new, the permissions are not.
+    // The token is in force, the new permissions are not.
     let mut bob = log_in(&server, &token("bob")).await.unwrap();
-    assert_eq!(bob.fail("store.buckets", json!({})).await.0, "FORBIDDEN");
+    assert_eq!(bob.call_err("store.buckets", json!({})).await.0, "FORBIDDEN");
     server.stop();
 }
 
 type Socket = WebSocketStream<<TlsConnector<TcpConnector> as tidewire_conn::client::Connect>::Socket>;
 
-/// Connects, trusting the authority of these certificates only, and reads the welcome.
+/// Connects, trusting only the authority of these certificates, and reads the welcome message.
 async fn connect(address: &str, certificates: &Certificates) -> Result<Socket, String> {
     let authorities = Authorities::from_pem(&std::fs::read(&certificates.authority).unwrap()).unwrap();
     let options = TlsClientOptions::default().authorities(authorities);
@@ -172,7 +172,7 @@ async fn is_served(socket: &mut Socket) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewed_certificate_is_for_new_connections() {
+async fn renewed_certificate_is_used_for_new_connections() {
     let dir = WorkDir::new();
     let generate = |name: &str| {
         let path = dir.0.path().join(name);
@@ -190,7 +190,7 @@ async fn a_renewed_certificate_is_for_new_connections() {
     let address = process.wait_for_line("wss://").trim_end_matches('/').to_owned();
     let mut before = connect(&address, &old).await.unwrap();
 
-    // A certificate without its key is not taken.
+    // A certificate that does not match the key is rejected.
     dir.file("cert.pem", std::fs::read(&new.server).unwrap());
     let lines = reload(&process, FAILED);
     assert!(
@@ -209,7 +209,7 @@ async fn a_renewed_certificate_is_for_new_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_is_removed_from_the_key_set_ends_its_sessions() {
+async fn key_removed_from_the_key_set_ends_its_sessions() {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/src/auth/jwt/fixtures");
     let read = |name: &str| std::fs::read_to_string(format!("{fixtures}/{name}")).unwrap();
     let mut set: Json = serde_json::from_str(&read("jwks.json")).unwrap();
@@ -228,8 +228,8 @@ async fn a_key_that_is_removed_from_the_key_set_ends_its_sessions() {
     assert_eq!(clients[1].closed().await.0, 4002);
     assert_eq!(log_in(&server, &read("es256.jwt")).await.err().unwrap(), "UNAUTHORIZED");
     for index in [0, 2] {
-        clients[index].ask("auth.whoami", json!({})).await;
-        clients[index].ask("store.buckets", json!({})).await;
+        clients[index].call("auth.whoami", json!({})).await;
+        clients[index].call("store.buckets", json!({})).await;
     }
     drop(clients);
     server.stop();

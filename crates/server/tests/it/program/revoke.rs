@@ -1,4 +1,4 @@
-//! The command `revoke`, against the server as a process.
+//! The command `revoke` against a server process.
 
 use serde_json::json;
 use tidewire_testkit::{Certificates, Process};
@@ -42,7 +42,7 @@ async fn log_in(url: &str, user: &str) -> Result<Client, String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revocation_survives_a_kill_and_a_restart() {
+async fn revocation_survives_a_kill_and_a_restart() {
     let dir = work_dir();
     let mut server = dir.start(&["--config", "c.json"]);
     let (mut ann, mut bob) = (log_in(&server.url, "ann").await.unwrap(), log_in(&server.url, "bob").await.unwrap());
@@ -55,9 +55,9 @@ async fn a_revocation_survives_a_kill_and_a_restart() {
     assert!((3590..=3700).contains(&seconds.parse::<u64>().unwrap()), "{refused}");
     assert_eq!(ann.push().await["event"], "session_revoked");
     assert_eq!(ann.closed().await.0, 4002);
-    bob.ask("store.buckets", json!({})).await;
+    bob.call("store.buckets", json!({})).await;
     let log = log(&server.process);
-    let line = log.iter().find(|line| line["message"] == "user revoked").expect("it is logged");
+    let line = log.iter().find(|line| line["message"] == "user revoked").expect("no log line");
     assert_eq!(
         (&line["user"], &line["by"], &line["reason"]),
         (&json!("ann"), &json!("adm"), &json!("left the harbour"))
@@ -73,12 +73,12 @@ async fn a_revocation_survives_a_kill_and_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_memory_engine_says_that_it_stores_nothing() {
+async fn memory_engine_reports_that_revocations_are_not_durable() {
     let dir = work_dir();
     let server = dir.start(&["--config", "c.json", "--engine", "memory"]);
-    let done = revoke(&dir, ADMIN, &["nobody", "--url", &server.url]).await;
+    let done = revoke(&dir, ADMIN, &["eve", "--url", &server.url]).await;
     assert_eq!((done.code, &*done.stderr), (Some(0), ""));
-    assert!(done.stdout.starts_with("Revoked \"nobody\"\n  connections closed: 0\n"), "{}", done.stdout);
+    assert!(done.stdout.starts_with("Revoked \"eve\"\n  connections closed: 0\n"), "{}", done.stdout);
     assert!(
         done.stdout
             .ends_with("The revocation is not persistent: after a restart of the server, the user can log in again."),
@@ -89,7 +89,7 @@ async fn the_memory_engine_says_that_it_stores_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failures_are_told_apart_by_message_and_exit_code() {
+async fn failures_have_distinct_messages_and_exit_codes() {
     let dir = work_dir();
     let server = dir.start(&["--config", "c.json", "--engine", "memory"]);
     let url = &*server.url;
@@ -126,7 +126,7 @@ async fn failures_are_told_apart_by_message_and_exit_code() {
         assert!(failed.stderr.starts_with(message), "{args:?}: {}", failed.stderr);
         assert!(token.is_empty() || !failed.stderr.contains(token), "{}", failed.stderr);
     }
-    // The variable names the server if the flag does not.
+    // Without the flag, the variable names the server.
     let mut command = dir.command(&["revoke", "ann"]);
     command.env("TIDEWIRE_TOKEN", ADMIN).env("TIDEWIRE_URL", url);
     let mut process = Process::spawn(command);
@@ -135,7 +135,7 @@ async fn failures_are_told_apart_by_message_and_exit_code() {
 }
 
 #[test]
-fn a_server_with_tls_must_have_a_trusted_certificate() {
+fn tls_server_must_have_a_trusted_certificate() {
     let dir = work_dir();
     let Certificates { authority, server, server_key, .. } = Certificates::generate(dir.0.path());
     let (cert, key) = (server.to_str().unwrap(), server_key.to_str().unwrap());
@@ -150,7 +150,7 @@ fn a_server_with_tls_must_have_a_trusted_certificate() {
     };
     let (code, output) = revoke(&authority);
     assert!(code == Some(0) && output.starts_with("Revoked \"ann\""), "{output}");
-    // Another authority of the same name.
+    // Another authority with the same name.
     let other = tempfile::tempdir().unwrap();
     let (code, output) = revoke(&Certificates::generate(other.path()).authority);
     assert!(code == Some(1) && output.starts_with("tidewire: cannot connect to wss://127.0.0.1:"), "{output}");

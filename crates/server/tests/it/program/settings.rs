@@ -9,7 +9,7 @@ use tidewire_conn::tls::{Authorities, TlsClientOptions, TlsConnector};
 use tidewire_testkit::{Certificates, PATIENCE, Process, wait_until_async};
 
 use super::{ServerProcess, WorkDir, log, warnings};
-use crate::client::notes;
+use crate::client::notes_config;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn environment_variables_set_flags() {
@@ -32,7 +32,7 @@ async fn environment_variables_set_flags() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_enables_tls() {
+async fn certificate_enables_tls() {
     let dir = WorkDir::new();
     let certificates = Certificates::generate(dir.0.path());
     let (cert, key) = (certificates.server.to_str().unwrap(), certificates.server_key.to_str().unwrap());
@@ -51,7 +51,7 @@ async fn a_certificate_enables_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_and_permissions_of_the_file_apply() {
+async fn tokens_and_permissions_in_the_file_apply() {
     let dir = WorkDir::new();
     let bucket = json!({"key": "id", "schema": {"id": {"type": "number"}, "owner": {"type": "string"}}});
     dir.file(
@@ -74,20 +74,20 @@ async fn tokens_and_permissions_of_the_file_apply() {
     assert!(!greeting.contains("Auth is off") && greeting.contains("\"auth.login\""), "{greeting}");
     let mut client = server.client().await;
     assert_eq!(client.welcome["requiresAuth"], true);
-    assert_eq!(client.fail("store.all", json!({"bucket": "own"})).await.0, "UNAUTHORIZED");
-    assert_eq!(client.fail("auth.login", json!({"token": "t-eve"})).await.0, "UNAUTHORIZED");
-    let session = client.ask("auth.login", json!({"token": "t-ann"})).await;
+    assert_eq!(client.call_err("store.all", json!({"bucket": "own"})).await.0, "UNAUTHORIZED");
+    assert_eq!(client.call_err("auth.login", json!({"token": "t-eve"})).await.0, "UNAUTHORIZED");
+    let session = client.call("auth.login", json!({"token": "t-ann"})).await;
     assert_eq!(session, json!({"userId": "ann", "roles": ["member"], "expiresAt": null}));
-    let record = client.ask("store.insert", json!({"bucket": "own", "data": {"id": 1, "owner": "ann"}})).await;
-    assert_eq!(client.ask("store.all", json!({"bucket": "own"})).await, json!([record]));
+    let record = client.call("store.insert", json!({"bucket": "own", "data": {"id": 1, "owner": "ann"}})).await;
+    assert_eq!(client.call("store.all", json!({"bucket": "own"})).await, json!([record]));
     let eve = json!({"id": 2, "owner": "eve"});
-    assert_eq!(client.fail("store.insert", json!({"bucket": "own", "data": eve})).await.0, "FORBIDDEN");
-    assert_eq!(client.fail("store.all", json!({"bucket": "other"})).await.0, "FORBIDDEN");
+    assert_eq!(client.call_err("store.insert", json!({"bucket": "own", "data": eve})).await.0, "FORBIDDEN");
+    assert_eq!(client.call_err("store.all", json!({"bucket": "other"})).await.0, "FORBIDDEN");
     drop(client);
     server.stop();
 }
 
-/// A command of the program with these limits of open files.
+/// A command that runs the program with these limits on open files.
 fn with_open_files(dir: &WorkDir, soft: u32, hard: u32, args: &[&str]) -> Command {
     let program = dir.command(args);
     let mut command = Command::new("sh");
@@ -97,7 +97,7 @@ fn with_open_files(dir: &WorkDir, soft: u32, hard: u32, args: &[&str]) -> Comman
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_limit_of_open_files_limits_connections() {
+async fn open_file_limit_limits_connections() {
     let dir = WorkDir::new();
     let args = ["--port", "0", "--engine", "memory"];
     let warning = "`maxConnections` is 100000, but the open file limit (160, of which 64 are reserved) allows only 96 \
@@ -115,7 +115,7 @@ async fn the_limit_of_open_files_limits_connections() {
         assert!(refused.to_string().contains("503"), "{refused}");
     }
     for client in &mut clients {
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
     }
     drop(clients);
     assert_eq!(warnings(&server.stop()), [warning]);
@@ -123,14 +123,14 @@ async fn the_limit_of_open_files_limits_connections() {
     let mut check = Process::spawn(with_open_files(&dir, 100, 160, &["--check"]));
     assert_eq!(check.wait().code(), Some(0));
     assert_eq!(check.stderr(), format!("warning: {warning}"));
-    // Enough is enough.
+    // No warning if the limit suffices.
     dir.file("c.json", json!({"maxConnections": 96}).to_string());
     let mut check = Process::spawn(with_open_files(&dir, 100, 160, &["--check", "--config", "c.json"]));
     assert_eq!((check.wait().code(), check.stderr()), (Some(0), String::new()));
 }
 
 #[test]
-fn unsupported_keys_warn_once_each() {
+fn each_unsupported_key_causes_one_warning() {
     let dir = WorkDir::new();
     dir.file(
         "c.toml",
@@ -149,46 +149,46 @@ fn unsupported_keys_warn_once_each() {
     assert_eq!(warnings(&dir.start(&["--config", "c.toml"]).stop()), expected);
 }
 
-/// A raised message limit once left the record limit at 1 MiB, so that a client could send records that the store refused.
+/// Regression: a raised message limit left the record limit at 1 MiB, so the store rejected records that a client could send.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_raised_message_limit_raises_the_record_limit() {
+async fn raised_message_limit_raises_the_record_limit() {
     let dir = WorkDir::new();
     dir.file("c.json", json!({"maxPayloadBytes": 4 << 20}).to_string());
     let server = dir.start(&["--config", "c.json"]);
     let mut client = server.client().await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
     let data = json!({"text": "x".repeat(2 << 20)});
-    let note = client.ask("store.insert", json!({"bucket": "notes", "data": data})).await;
+    let note = client.call("store.insert", json!({"bucket": "notes", "data": data})).await;
     drop(client);
     server.stop();
 
     let server = dir.start(&["--config", "c.json"]);
     let mut client = server.client().await;
-    assert!(client.ask("store.get", json!({"bucket": "notes", "key": note["id"]})).await == note);
+    assert!(client.call("store.get", json!({"bucket": "notes", "key": note["id"]})).await == note);
     drop(client);
     server.stop();
 }
 
-/// A commit is written to one segment of the log, so the segments must grow with the limit, also those of an existing log.
+/// A commit is written to one segment of the log, so segments must grow with the limit, also in an existing log.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_larger_than_the_segments_of_an_existing_log_is_stored() {
+async fn record_larger_than_the_segments_of_an_existing_log_is_stored() {
     let dir = WorkDir::new();
     dir.start(&[]).stop();
     dir.file("c.json", json!({"maxPayloadBytes": 32 << 20, "maxResultBytes": 32 << 20}).to_string());
     let server = dir.start(&["--config", "c.json"]);
     let mut client = server.client().await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
-    // The reply has the record, which is more than this client reads, so another one waits for the commit.
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
+    // The reply with the record exceeds the limit of this client, so another one waits for the commit.
     client.send("store.insert", json!({"bucket": "notes", "data": {"text": "x".repeat(20 << 20)}})).await;
     let mut observer = server.client().await;
     let count = json!({"bucket": "notes"});
-    let is_stored = async || observer.ask("store.count", count.clone()).await == json!(1);
+    let is_stored = async || observer.call("store.count", count.clone()).await == json!(1);
     wait_until_async("the record is stored", PATIENCE, is_stored).await;
     drop((client, observer));
     server.stop();
 
     let server = dir.start(&["--config", "c.json"]);
-    assert_eq!(server.client().await.ask("store.count", count).await, json!(1));
+    assert_eq!(server.client().await.call("store.count", count).await, json!(1));
     server.stop();
 }
 
@@ -197,49 +197,49 @@ async fn max_record_bytes_limits_records() {
     let dir = WorkDir::new();
     let server = dir.start(&["--engine", "memory", "--max-record-bytes", "1000"]);
     let mut client = server.client().await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
     let insert = |len: usize| json!({"bucket": "notes", "data": {"text": "x".repeat(len)}});
-    client.ask("store.insert", insert(500)).await;
-    assert_eq!(client.fail("store.insert", insert(1001)).await.0, "VALIDATION_ERROR");
+    client.call("store.insert", insert(500)).await;
+    assert_eq!(client.call_err("store.insert", insert(1001)).await.0, "VALIDATION_ERROR");
     drop(client);
     server.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_request_ms_sets_the_threshold_of_the_log() {
+async fn slow_request_ms_sets_the_log_threshold() {
     let dir = WorkDir::new();
     let slow = |process: &Process| log(process).iter().filter(|line| line["operation"] == "store.buckets").count();
     for (threshold, expected) in [("0", 1), ("31536000000", 0)] {
         let server = dir.start(&["--engine", "memory", "--slow-request-ms", threshold]);
         let mut client = server.client().await;
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
         drop(client);
         assert_eq!(slow(&server.stop()), expected, "{threshold}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_store_refuses_writes_that_grow() {
+async fn full_store_rejects_writes_that_grow() {
     let dir = WorkDir::new();
     let server = ServerProcess::spawn(dir.command(&["--port", "0", "--memory-max-store-bytes", "100000"]));
     let mut client = server.client().await;
-    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    client.call("store.defineBucket", json!({"name": "notes", "config": notes_config()})).await;
     let note = |id: &str, len: usize| json!({"bucket": "notes", "data": {"id": id, "text": "x".repeat(len)}});
-    client.ask("store.insert", note("first", 60_000)).await;
-    let (code, error) = client.fail("store.insert", note("second", 60_000)).await;
+    client.call("store.insert", note("first", 60_000)).await;
+    let (code, error) = client.call_err("store.insert", note("second", 60_000)).await;
     assert_eq!(code, "TOO_LARGE", "{error}");
-    assert_eq!(client.ask("store.count", json!({"bucket": "notes"})).await, 1);
-    client.ask("store.upsert", note("first", 50_000)).await;
-    client.ask("store.delete", json!({"bucket": "notes", "key": "first"})).await;
-    client.ask("store.insert", note("second", 60_000)).await;
+    assert_eq!(client.call("store.count", json!({"bucket": "notes"})).await, 1);
+    client.call("store.upsert", note("first", 50_000)).await;
+    client.call("store.delete", json!({"bucket": "notes", "key": "first"})).await;
+    client.call("store.insert", note("second", 60_000)).await;
     server.stop();
 }
 
-/// A token that cannot be guessed.
+/// A token strong enough to cause no warning.
 const TOKEN: &str = "0f3c9a5be1d24876b0c1d2e3f4a59687";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_before_the_login_apply_and_throttled_addresses_are_logged() {
+async fn before_login_limits_apply_and_throttled_addresses_are_logged() {
     let dir = WorkDir::new();
     let auth = json!({
         "tokens": {TOKEN: {"userId": "ann", "roles": ["writer"]}},
@@ -250,10 +250,10 @@ async fn limits_before_the_login_apply_and_throttled_addresses_are_logged() {
     dir.file("c.json", json!({"engine": "memory", "auth": auth}).to_string());
     let server = dir.start(&["--config", "c.json"]);
     let mut ann = server.client().await;
-    ann.ask("auth.login", json!({"token": TOKEN})).await;
+    ann.call("auth.login", json!({"token": TOKEN})).await;
     let mut eve = server.client().await;
     for code in ["UNAUTHORIZED", "UNAUTHORIZED", "RATE_LIMITED", "RATE_LIMITED"] {
-        assert_eq!(eve.fail("auth.login", json!({"token": "t-guess"})).await.0, code);
+        assert_eq!(eve.call_err("auth.login", json!({"token": "t-guess"})).await.0, code);
     }
     for (client, is_closed) in [(&mut ann, false), (&mut eve, true)] {
         client.send_text("x".repeat(1001)).await;

@@ -11,17 +11,17 @@ use super::WorkDir;
 const SIGNALS: [fn(&Process); 2] = [Process::terminate, Process::interrupt];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_starts_the_grace_period() {
+async fn signal_starts_the_grace_period() {
     let dir = WorkDir::new();
     for signal in SIGNALS {
         let mut server = dir.start(&["--grace", "3600000"]);
         let mut client = server.client().await;
         signal(&server.process);
         assert_eq!(client.push().await, json!({"type": "system", "event": "shutdown", "gracePeriodMs": 3_600_000}));
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
         wait_until_async("new connections are refused", PATIENCE, async || connect_async(&server.url).await.is_err())
             .await;
-        client.ask("store.buckets", json!({})).await;
+        client.call("store.buckets", json!({})).await;
         drop(client);
         assert_eq!(server.process.wait().code(), Some(0));
     }
@@ -41,7 +41,7 @@ async fn connections_are_closed_after_the_grace_period() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_grace_period_connections_are_closed_without_notice() {
+async fn zero_grace_period_closes_connections_without_notice() {
     let dir = WorkDir::new();
     let mut server = dir.start(&["--grace", "0", "--engine", "memory"]);
     let mut client = server.client().await;
@@ -53,7 +53,7 @@ async fn without_a_grace_period_connections_are_closed_without_notice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_the_process_immediately() {
+async fn second_signal_ends_the_process_immediately() {
     let dir = WorkDir::new();
     for (first, second) in SIGNALS.into_iter().zip([Process::interrupt, Process::interrupt]) {
         let mut server = dir.start(&["--grace", "3600000"]);

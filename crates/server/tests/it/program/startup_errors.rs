@@ -87,7 +87,7 @@ fn two_servers_cannot_share_a_port() {
 }
 
 #[test]
-fn an_unusable_certificate_is_refused() {
+fn unusable_certificate_is_rejected() {
     let dir = WorkDir::new();
     let certificates = Certificates::generate(dir.0.path());
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! What a subscriber was told, and what others were told of the same query.
+//! The results that subscribers received, compared across subscribers of the same query.
 
 use std::collections::hash_map::{DefaultHasher, Entry};
 use std::collections::{HashMap, HashSet};
@@ -7,57 +7,57 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value as Json, json};
 
-use super::query::Asked;
+use super::query::LiveQuery;
 
-/// What a subscriber knows of a query, over all its connections.
+/// The results of a query that a subscriber received, over all its connections.
 pub(super) struct History {
-    pub(super) asked: Asked,
+    pub(super) query: LiveQuery,
     pub(super) is_delta: bool,
-    /// Where it stands, as it was told last.
+    /// The last position received.
     pub(super) position: Option<String>,
-    /// The result there; null if there is none.
+    /// The result at that position; null without a result.
     pub(super) state: Json,
-    /// All positions that it was told.
-    told: HashSet<String>,
-    twins: Arc<Twins>,
-    /// The field by which records are known.
+    /// All positions received.
+    positions: HashSet<String>,
+    cross_check: Arc<CrossCheck>,
+    /// The key field of the records.
     key: String,
 }
 
 impl History {
-    pub(super) fn new(asked: Asked, is_delta: bool, twins: &Arc<Twins>) -> Self {
-        let twins = Arc::clone(twins);
-        let (told, key) = (HashSet::new(), String::new());
-        Self { asked, is_delta, position: None, state: Json::Null, told, twins, key }
+    pub(super) fn new(query: LiveQuery, is_delta: bool, cross_check: &Arc<CrossCheck>) -> Self {
+        let cross_check = Arc::clone(cross_check);
+        let (positions, key) = (HashSet::new(), String::new());
+        Self { query, is_delta, position: None, state: Json::Null, positions, cross_check, key }
     }
 
-    /// The parameters of a subscription that goes on from here, or begins anew.
-    pub(super) fn subscribe(&self, goes_on: bool) -> Json {
-        let mut params = self.asked.subscribe();
+    /// The parameters of a subscription that resumes from the last position, or starts again.
+    pub(super) fn subscribe(&self, should_resume: bool) -> Json {
+        let mut params = self.query.subscribe();
         params["pos"] = json!(true);
         if self.is_delta {
             params["mode"] = json!("delta");
         }
-        if let Some(position) = self.position.as_ref().filter(|_| goes_on) {
+        if let Some(position) = self.position.as_ref().filter(|_| should_resume) {
             params["since"] = json!(position);
         }
         params
     }
 
-    /// The reply to a subscription.
-    pub(super) fn begin(&mut self, reply: &Json) {
-        let position = reply["pos"].as_str().unwrap_or_else(|| panic!("a reply has a position: {reply}"));
+    /// Applies the reply to a subscription.
+    pub(super) fn apply_reply(&mut self, reply: &Json) {
+        let position = reply["pos"].as_str().unwrap_or_else(|| panic!("a reply must have a position: {reply}"));
         reply["key"].as_str().expect("a reply names the key").clone_into(&mut self.key);
         if reply.get("resumed") == Some(&json!(true)) {
-            self.twins.resumed();
-            // What was computed and is as it was is not told.
+            self.cross_check.resumed();
+            // An unchanged aggregate is not sent.
             if let Some(delta) = reply.get("data") {
                 self.apply(delta);
             }
         } else {
             self.state = reply["data"].clone();
         }
-        // It may be where it was, and nowhere else where it has been.
+        // The position may be unchanged, but must not be an earlier one.
         if self.position.as_deref() == Some(position) {
             self.compare(position);
         } else {
@@ -65,9 +65,9 @@ impl History {
         }
     }
 
-    /// A push.
-    pub(super) fn take(&mut self, push: &Json) {
-        let position = push["pos"].as_str().unwrap_or_else(|| panic!("a push has a position: {push}")).to_owned();
+    /// Applies a push.
+    pub(super) fn apply_push(&mut self, push: &Json) {
+        let position = push["pos"].as_str().unwrap_or_else(|| panic!("a push must have a position: {push}")).to_owned();
         match push.get("data") {
             Some(data) if self.is_delta && data.get("reset").is_some() => self.state = data["reset"].clone(),
             Some(data) if self.is_delta => self.apply(data),
@@ -78,127 +78,130 @@ impl History {
     }
 
     fn move_to(&mut self, position: &str) {
-        let config = &self.asked.config;
-        assert!(self.told.insert(position.to_owned()), "{config}: {position} was told before");
-        self.twins.follows(&self.asked, self.position.as_deref(), position);
+        let config = &self.query.config;
+        assert!(self.positions.insert(position.to_owned()), "{config}: {position} was received before");
+        self.cross_check.record_order(&self.query, self.position.as_deref(), position);
         self.position = Some(position.to_owned());
         self.compare(position);
     }
 
     fn compare(&self, position: &str) {
-        self.asked.check(&self.state);
-        self.twins.compare(&self.asked, position, &self.state, self.is_delta);
+        self.query.check(&self.state);
+        self.cross_check.compare(&self.query, position, &self.state, self.is_delta);
     }
 
-    /// Makes the new result of the old one, as the protocol says.
+    /// Applies a delta to the result, as the protocol specifies.
     fn apply(&mut self, delta: &Json) {
         let list = |name: &str| delta[name].as_array().unwrap_or_else(|| panic!("no \"{name}\": {delta}"));
         let (added, changed, removed) = (list("added"), list("changed"), list("removed"));
         if added.is_empty() && changed.is_empty() && removed.is_empty() {
             return;
         }
-        let is_indexed = self.asked.is_indexed();
+        let is_indexed = self.query.is_indexed();
         let Some(rows) = self.state.as_array_mut() else { panic!("a delta for {}: {delta}", self.state) };
-        let index = |entry: &Json| usize::try_from(entry["index"].as_u64().expect("an index")).expect("a short list");
+        let index_of =
+            |entry: &Json| usize::try_from(entry["index"].as_u64().expect("an index")).expect("a short list");
         let find = |rows: &[Json], key: &Json| {
-            let place = rows.iter().position(|row| row[&self.key] == *key);
-            place.unwrap_or_else(|| panic!("{key} is not among what {delta} is for: {rows:?}"))
+            let index = rows.iter().position(|row| row[&self.key] == *key);
+            index.unwrap_or_else(|| panic!("{key} of {delta} is not in the result: {rows:?}"))
         };
         for entry in removed.iter().rev() {
-            let place = if is_indexed { index(entry) } else { find(rows, entry) };
-            rows.remove(place);
+            let index = if is_indexed { index_of(entry) } else { find(rows, entry) };
+            rows.remove(index);
         }
         for (number, entry) in added.iter().enumerate() {
             if is_indexed {
-                rows.insert(index(entry), entry["record"].clone());
+                rows.insert(index_of(entry), entry["record"].clone());
                 continue;
             }
             let at = delta.get("at").map(|at| at[number].as_u64().expect("an index for each"));
-            let place = at.map_or(rows.len(), |at| usize::try_from(at).expect("a short list"));
-            rows.insert(place, entry.clone());
+            let index = at.map_or(rows.len(), |at| usize::try_from(at).expect("a short list"));
+            rows.insert(index, entry.clone());
         }
         for entry in changed {
             if is_indexed {
-                rows[index(entry)] = entry["record"].clone();
+                rows[index_of(entry)] = entry["record"].clone();
             } else {
-                let place = find(rows, &entry[&self.key]);
-                rows[place] = entry.clone();
+                let index = find(rows, &entry[&self.key]);
+                rows[index] = entry.clone();
             }
         }
     }
 }
 
-/// What all subscribers were told: equal queries have equal results at equal positions, and all see these in one order.
+/// Compares the results of all subscribers: equal queries have equal results at equal positions, in one order of positions.
 #[derive(Debug, Default)]
-pub(super) struct Twins(Mutex<Told>);
+pub(super) struct CrossCheck(Mutex<Observations>);
 
 #[derive(Debug, Default)]
-struct Told {
-    /// By query and position: what the result was, and who said so first.
+struct Observations {
+    /// By query and position: the hash of the result, and whether the first one was built from deltas.
     states: HashMap<(String, String), (u64, bool)>,
-    /// By query: which position was told after which.
+    /// By query: pairs of successive positions.
     order: HashMap<String, HashSet<(String, String)>>,
     compared: usize,
     across: usize,
     resumed: usize,
 }
 
-impl Twins {
-    fn with<T>(&self, work: impl FnOnce(&mut Told) -> T) -> T {
+impl CrossCheck {
+    fn with<T>(&self, work: impl FnOnce(&mut Observations) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn resumed(&self) {
-        self.with(|told| told.resumed += 1);
+        self.with(|observed| observed.resumed += 1);
     }
 
-    fn follows(&self, asked: &Asked, last: Option<&str>, next: &str) {
+    fn record_order(&self, query: &LiveQuery, last: Option<&str>, next: &str) {
         if let Some(last) = last {
             let step = (last.to_owned(), next.to_owned());
-            self.with(|told| told.order.entry(asked.identity()).or_default().insert(step));
+            self.with(|observed| observed.order.entry(query.identity()).or_default().insert(step));
         }
     }
 
-    fn compare(&self, asked: &Asked, position: &str, state: &Json, is_delta: bool) {
+    fn compare(&self, query: &LiveQuery, position: &str, state: &Json, is_delta: bool) {
         let mut hasher = DefaultHasher::new();
         state.to_string().hash(&mut hasher);
         let hash = hasher.finish();
-        let known = self.with(|told| match told.states.entry((asked.identity(), position.to_owned())) {
-            Entry::Vacant(place) => {
-                place.insert((hash, is_delta));
+        let known = self.with(|observed| match observed.states.entry((query.identity(), position.to_owned())) {
+            Entry::Vacant(vacant) => {
+                vacant.insert((hash, is_delta));
                 None
             }
             Entry::Occupied(known) => {
                 let known = *known.get();
-                told.compared += 1;
-                told.across += usize::from(known.1 != is_delta);
+                observed.compared += 1;
+                observed.across += usize::from(known.1 != is_delta);
                 Some(known)
             }
         });
         if let Some((other, was_delta)) = known {
-            let (config, params) = (&asked.config, &asked.params);
+            let (config, params) = (&query.config, &query.params);
             assert_eq!(
                 hash, other,
-                "{config} {params} at {position} (delta: {is_delta}, the other: {was_delta}) is {state}"
+                "{config} {params} at {position} (delta: {is_delta}, other: {was_delta}) is {state}"
             );
         }
     }
 
-    /// That there is one order in which all were told, and what was compared to find that out.
+    /// Checks that all subscribers received the positions in one order. Returns a summary.
     pub(super) fn finish(&self) -> String {
-        self.with(|told| {
-            for (query, steps) in &told.order {
+        self.with(|observed| {
+            for (query, steps) in &observed.order {
                 check_order(query, steps);
             }
-            assert!(told.across > 0, "no two that follow differently were ever at the same position");
-            let positions = told.states.len();
-            let Told { compared, across, resumed, .. } = told;
-            format!("{positions} positions, {compared} comparisons ({across} of delta with whole), {resumed} resumed")
+            assert!(observed.across > 0, "no delta and snapshot subscribers were ever at the same position");
+            let positions = observed.states.len();
+            let Observations { compared, across, resumed, .. } = observed;
+            format!(
+                "{positions} positions, {compared} comparisons ({across} of delta with snapshot), {resumed} resumed"
+            )
         })
     }
 }
 
-/// Positions that nothing comes before are taken away, until none is left or each that is left has one before it.
+/// Checks that the successor pairs have no cycle, by topological sort.
 fn check_order(query: &str, steps: &HashSet<(String, String)>) {
     let mut before: HashMap<&str, usize> = HashMap::new();
     let mut after: HashMap<&str, Vec<&str>> = HashMap::new();
@@ -207,17 +210,17 @@ fn check_order(query: &str, steps: &HashSet<(String, String)>) {
         *before.entry(next).or_default() += 1;
         after.entry(last).or_default().push(next);
     }
-    let mut free: Vec<&str> = before.iter().filter(|(_, count)| **count == 0).map(|(position, _)| *position).collect();
-    let mut taken = 0;
-    while let Some(position) = free.pop() {
-        taken += 1;
+    let mut ready: Vec<&str> = before.iter().filter(|(_, count)| **count == 0).map(|(position, _)| *position).collect();
+    let mut sorted = 0;
+    while let Some(position) = ready.pop() {
+        sorted += 1;
         for next in after.remove(position).unwrap_or_default() {
             let count = before.get_mut(next).expect("every position is counted");
             *count -= 1;
             if *count == 0 {
-                free.push(next);
+                ready.push(next);
             }
         }
     }
-    assert_eq!(taken, before.len(), "subscribers of {query} were told positions in different orders");
+    assert_eq!(sorted, before.len(), "subscribers of {query} received positions in different orders");
 }

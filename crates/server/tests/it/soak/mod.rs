@@ -1,25 +1,25 @@
-//! The server under load, for a while: many clients that come, go, break off, are slow or cut off, and a process that is killed.
+//! A soak test of the server: many clients that reconnect, fail or are slow, a faulty network, and a process that is killed.
 //!
-//! Writers write what they alone may write, many at a time, and send again what they do not know to be done, until all of it is.
-//! Followers follow queries, and go on where they were after every break. Meanwhile the process is killed, stopped and started
-//! again on the same data, and a faulty network comes between. What is checked:
+//! Each writer pipelines writes to its own records, and retries unacknowledged ones until all are done. Readers subscribe to
+//! queries, and resume after every disconnect. Meanwhile the process is killed, stopped and restarted on the same data, and a proxy
+//! injects network faults. The test checks:
 //!
-//! - No write that was answered is lost; what was sent twice was done once, and was answered the same.
-//! - A subscriber is told one position after the other, none twice. Deltas applied to what it has give what others have who follow
-//!   the same query whole, at every position that both were told; and all are told positions in one order.
-//! - Nobody is told of a write of its own before the reply to it, nor of half a transaction.
-//! - When nothing is written any more, everybody has what the store has. When everybody has left, nothing is left of them.
+//! - No acknowledged write is lost. A retried write takes effect once, and gets the same reply.
+//! - A subscriber receives each position at most once. At every position, the result built from deltas equals the snapshot that
+//!   other subscribers of the query received, and all subscribers receive positions in one order.
+//! - No client sees its own write before the reply, or a partial transaction.
+//! - After the last write, every subscriber has the results of the store. After the last disconnect, the server keeps no state.
 //!
-//! Who does what is decided by a seed, which is printed with a failure; when it happens is decided by how much has been written.
-//! `TIDEWIRE_SOAK_SEED` sets the seed, and `TIDEWIRE_SOAK` how many times the usual work is done.
+//! A seed, which is printed, decides what happens; the number of completed writes decides when.
+//! `TIDEWIRE_SOAK_SEED` sets the seed, and `TIDEWIRE_SOAK` multiplies the amount of work.
 
-mod chance;
-mod follower;
+mod connection;
 mod history;
-mod link;
 mod model;
 mod query;
-mod site;
+mod reader;
+mod rng;
+mod server;
 mod subscriber;
 mod writer;
 
@@ -31,12 +31,12 @@ use tidewire_testkit::{CloseMode, Cut, Direction, FaultProxy, Faults, PATIENCE, 
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 
-use self::chance::Chance;
-use self::follower::{Follower, Manner};
-use self::history::{History, Twins};
+use self::history::{CrossCheck, History};
 use self::model::Model;
-use self::query::{Asked, heavy, items_of, named, rows};
-use self::site::Site;
+use self::query::{LiveQuery, heavy, items_of, named, rows};
+use self::reader::{Behavior, Reader};
+use self::rng::Rng;
+use self::server::RestartableServer;
 use self::subscriber::Subscriber;
 use self::writer::Writer;
 use crate::client::Client;
@@ -47,16 +47,16 @@ const KILLS: usize = 3;
 const CUTS: usize = 8;
 const BUCKETS: [&str; 5] = ["items", "left", "right", "heavy", "log"];
 
-/// How far it has come.
+/// The progress of the run.
 #[derive(Debug, Clone, Copy, Default)]
-struct Course {
-    /// Writes that were answered.
+struct Progress {
+    /// Number of acknowledged writes.
     written: usize,
-    /// Nothing is written any more.
-    is_over: bool,
+    /// Whether all writes are done.
+    is_done: bool,
 }
 
-/// What happens to everybody.
+/// A fault of the server or the network.
 #[derive(Debug, Clone, Copy)]
 enum Incident {
     Kill,
@@ -66,60 +66,61 @@ enum Incident {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everybody_has_what_there_is_whatever_happens() {
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("it is a number"));
+async fn clients_converge_after_crashes_and_network_faults() {
+    let number =
+        |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("the variable must be a number"));
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| u64::from(time.subsec_nanos()));
     let seed = number("TIDEWIRE_SOAK_SEED").unwrap_or_else(clock);
-    let scale = usize::try_from(number("TIDEWIRE_SOAK").unwrap_or(1)).expect("it is no more than can be done");
+    let scale = usize::try_from(number("TIDEWIRE_SOAK").unwrap_or(1)).expect("the variable must fit usize");
     println!("TIDEWIRE_SOAK_SEED={seed} TIDEWIRE_SOAK={scale}");
 
-    let site = Site::open();
-    let addr = site.addr();
+    let server = RestartableServer::start();
+    let addr = server.addr();
     let url = format!("ws://{addr}/");
-    prepare(&mut Client::connect_to(&url).await).await;
+    create_schema(&mut Client::connect_to(&url).await).await;
     let proxy = Arc::new(FaultProxy::start(addr));
-    let (course, twins) = (Arc::new(watch::Sender::new(Course::default())), Arc::new(Twins::default()));
+    let (progress, cross_check) = (Arc::new(watch::Sender::new(Progress::default())), Arc::new(CrossCheck::default()));
 
-    let mut followers = JoinSet::new();
-    for (place, (manner, is_proxied)) in manners().into_iter().enumerate() {
-        let mut chance = Chance::new(seed, 1000 + place as u64);
-        let histories = choose(manner, place, &mut chance, &twins);
+    let mut readers = JoinSet::new();
+    for (index, (behavior, is_proxied)) in reader_behaviors().into_iter().enumerate() {
+        let mut rng = Rng::new(seed, 1000 + index as u64);
+        let histories = choose_queries(behavior, index, &mut rng, &cross_check);
         let addr = if is_proxied { proxy.addr() } else { addr };
-        let subscriber = Subscriber::new(addr, manner == Manner::Slow, histories);
-        followers.spawn(Follower { subscriber, manner, chance, course: course.subscribe() }.run());
+        let subscriber = Subscriber::new(addr, behavior == Behavior::Slow, histories);
+        readers.spawn(Reader { subscriber, behavior, rng, progress: progress.subscribe() }.run());
     }
     let mut writers = JoinSet::new();
-    for place in 0..WRITERS {
-        let owner = format!("w{place}");
-        let own = [true, false].map(|is_delta| History::new(items_of(&owner), is_delta, &twins));
-        // The last one writes through the network that fails.
-        let addr = if place + 1 == WRITERS { proxy.addr() } else { addr };
+    for index in 0..WRITERS {
+        let owner = format!("w{index}");
+        let own = [true, false].map(|is_delta| History::new(items_of(&owner), is_delta, &cross_check));
+        // The last writer connects through the faulty network.
+        let addr = if index + 1 == WRITERS { proxy.addr() } else { addr };
         let own = Subscriber::new(addr, false, own.into());
-        let chance = Chance::new(seed, place as u64);
-        writers.spawn(Writer::new(owner, WRITES * scale, chance, Arc::clone(&course), own).run());
+        let rng = Rng::new(seed, index as u64);
+        writers.spawn(Writer::new(owner, WRITES * scale, rng, Arc::clone(&progress), own).run());
     }
-    let script = script(&mut Chance::new(seed, 999), scale);
-    let directing = tokio::spawn(direct(site, Arc::clone(&proxy), script, course.subscribe()));
+    let script = script(&mut Rng::new(seed, 999), scale);
+    let fault_injection = tokio::spawn(inject_faults(server, Arc::clone(&proxy), script, progress.subscribe()));
 
     let mut models = Vec::new();
     while let Some(model) = writers.join_next().await {
         models.push(model.unwrap());
     }
-    let site = directing.await.unwrap();
+    let server = fault_injection.await.unwrap();
     let mut client = Client::connect_to(&url).await;
-    mark(&mut client).await;
-    course.send_modify(|course| course.is_over = true);
-    while let Some(followed) = followers.join_next().await {
-        followed.unwrap();
+    write_markers(&mut client).await;
+    progress.send_modify(|progress| progress.is_done = true);
+    while let Some(result) = readers.join_next().await {
+        result.unwrap();
     }
     check_records(&mut client, &models).await;
-    check_that_all_have_left(&mut client).await;
-    site.check();
-    println!("{}", twins.finish());
+    check_no_connections_left(&mut client).await;
+    server.check();
+    println!("{}", cross_check.finish());
 }
 
-/// Defines what there is, and gives every writer its accounts.
-async fn prepare(client: &mut Client) {
+/// Defines the buckets and queries, and inserts the accounts of every writer.
+async fn create_schema(client: &mut Client) {
     for bucket in BUCKETS {
         let key = match bucket {
             "log" => json!({"type": "number", "generated": "autoincrement"}),
@@ -130,19 +131,19 @@ async fn prepare(client: &mut Client) {
             config["schema"]["rank"] = json!({"type": "number"});
             config["indexes"] = json!(["rank", "owner"]);
         }
-        client.ask("store.defineBucket", json!({"name": bucket, "config": config})).await;
+        client.call("store.defineBucket", json!({"name": bucket, "config": config})).await;
     }
     for (name, config) in named() {
-        client.ask("store.defineQuery", json!({"name": name, "config": config})).await;
+        client.call("store.defineQuery", json!({"name": name, "config": config})).await;
     }
     for bucket in ["left", "right"] {
-        let accounts: Vec<Json> = (0..WRITERS).flat_map(|place| Model::accounts(&format!("w{place}"))).collect();
-        client.ask("store.insertMany", json!({"bucket": bucket, "data": accounts})).await;
+        let accounts: Vec<Json> = (0..WRITERS).flat_map(|index| Model::accounts(&format!("w{index}"))).collect();
+        client.call("store.insertMany", json!({"bucket": bucket, "data": accounts})).await;
     }
 }
 
-/// The last write of all.
-async fn mark(client: &mut Client) {
+/// Writes the last record of each bucket.
+async fn write_markers(client: &mut Client) {
     let insert = |bucket: &&str| {
         let mut data = json!({"owner": "marker", "n": 1_000_000, "rank": 1000, "amount": 0});
         if *bucket != "log" {
@@ -151,98 +152,109 @@ async fn mark(client: &mut Client) {
         json!({"op": "insert", "bucket": bucket, "data": data})
     };
     let operations: Vec<Json> = BUCKETS.iter().map(insert).collect();
-    client.ask("store.transaction", json!({"operations": operations})).await;
+    client.call("store.transaction", json!({"operations": operations})).await;
 }
 
-/// How the followers behave, and whether the network between them and the server fails.
-fn manners() -> Vec<(Manner, bool)> {
-    let direct = [Manner::Steady, Manner::Steady, Manner::Restless, Manner::Restless, Manner::Restless, Manner::Slow];
-    let direct = direct.into_iter().chain([Manner::Slow, Manner::Slow]).map(|manner| (manner, false));
+/// The behaviour of each reader, and whether it connects through the faulty network.
+fn reader_behaviors() -> Vec<(Behavior, bool)> {
+    let direct = [
+        Behavior::Steady,
+        Behavior::Steady,
+        Behavior::Reconnecting,
+        Behavior::Reconnecting,
+        Behavior::Reconnecting,
+        Behavior::Slow,
+    ];
+    let direct = direct.into_iter().chain([Behavior::Slow, Behavior::Slow]).map(|behavior| (behavior, false));
     direct
-        .chain([Manner::Steady, Manner::Steady, Manner::Restless, Manner::Slow].map(|manner| (manner, true)))
+        .chain(
+            [Behavior::Steady, Behavior::Steady, Behavior::Reconnecting, Behavior::Slow]
+                .map(|behavior| (behavior, true)),
+        )
         .collect()
 }
 
-/// What one follows. The first two follow everything, whole and as deltas; whoever is slow follows the great records too.
-fn choose(manner: Manner, place: usize, chance: &mut Chance, twins: &Arc<Twins>) -> Vec<History> {
+/// The queries of a reader. The first two readers subscribe to all queries, with deltas and with snapshots. Slow readers also
+/// subscribe to the large records.
+fn choose_queries(behavior: Behavior, index: usize, rng: &mut Rng, cross_check: &Arc<CrossCheck>) -> Vec<History> {
     let all = query::all(WRITERS);
-    if place < 2 {
-        return all.into_iter().map(|asked| History::new(asked, place == 0, twins)).collect();
+    if index < 2 {
+        return all.into_iter().map(|query| History::new(query, index == 0, cross_check)).collect();
     }
-    let mut chosen: Vec<Asked> = (0..4).map(|_| chance.pick(&all).clone()).collect();
-    if manner == Manner::Slow {
+    let mut chosen: Vec<LiveQuery> = (0..4).map(|_| rng.pick(&all).clone()).collect();
+    if behavior == Behavior::Slow {
         chosen.push(heavy());
         chosen.push(heavy());
     }
-    chosen.into_iter().enumerate().map(|(which, asked)| History::new(asked, which % 2 == 0, twins)).collect()
+    chosen.into_iter().enumerate().map(|(index, query)| History::new(query, index % 2 == 0, cross_check)).collect()
 }
 
-/// What happens, and after how many writes.
-fn script(chance: &mut Chance, scale: usize) -> Vec<(usize, Incident)> {
+/// The faults, each with the number of writes after which it occurs.
+fn script(rng: &mut Rng, scale: usize) -> Vec<(usize, Incident)> {
     let mut incidents = vec![Incident::Stop];
     incidents.resize(1 + KILLS * scale, Incident::Kill);
     for _ in 0..CUTS * scale {
-        let end = *chance.pick(&[CloseMode::Graceful, CloseMode::Reset]);
-        let direction = *chance.pick(&[Direction::ToClient, Direction::ToServer]);
-        let cut = Cut::after(chance.below(20_000) as u64, direction).mode(end);
-        incidents.push(match chance.below(4) {
+        let mode = *rng.pick(&[CloseMode::Graceful, CloseMode::Reset]);
+        let direction = *rng.pick(&[Direction::ToClient, Direction::ToServer]);
+        let cut = Cut::after(rng.below(20_000) as u64, direction).mode(mode);
+        incidents.push(match rng.below(4) {
             0 => Incident::Inject(Faults::default().cut(cut)),
             1 => Incident::Inject(Faults::default().half_open(true)),
             2 => Incident::Inject(Faults::default().refuse(true)),
-            _ => Incident::Cut(end),
+            _ => Incident::Cut(mode),
         });
     }
-    // The writer behind the network may have to wait until the others are done, for a fault to pass.
+    // The writer behind the proxy may be blocked by a fault until the others are done, so its writes do not count.
     let writes = (WRITERS - 1) * WRITES * scale;
-    let mut script: Vec<_> = incidents.into_iter().map(|incident| (chance.below(writes), incident)).collect();
+    let mut script: Vec<_> = incidents.into_iter().map(|incident| (rng.below(writes), incident)).collect();
     script.sort_by_key(|(after, _)| *after);
     script
 }
 
-/// Lets it happen. A fault of the network lasts until a few more writes are done.
-async fn direct(
-    mut site: Site,
+/// Injects the faults. A network fault lasts until a few more writes are done.
+async fn inject_faults(
+    mut server: RestartableServer,
     proxy: Arc<FaultProxy>,
     script: Vec<(usize, Incident)>,
-    mut course: watch::Receiver<Course>,
-) -> Site {
-    const LASTS: usize = 20;
+    mut progress: watch::Receiver<Progress>,
+) -> RestartableServer {
+    const FAULT_WRITES: usize = 20;
     let writes = script.last().map_or(0, |(after, _)| *after);
     for (after, incident) in script {
-        drop(course.wait_for(|course| course.written >= after).await.expect("the course goes on"));
+        drop(progress.wait_for(|progress| progress.written >= after).await.expect("the run has ended"));
         block_in_place(|| match incident {
-            Incident::Kill => site.kill(),
-            Incident::Stop => site.stop(),
-            Incident::Cut(end) => proxy.cut(end),
+            Incident::Kill => server.kill(),
+            Incident::Stop => server.stop(),
+            Incident::Cut(mode) => proxy.cut(mode),
             Incident::Inject(faults) => proxy.inject(faults),
         });
         if let Incident::Inject(_) = incident {
-            let until = (course.borrow().written + LASTS).min(writes);
-            drop(course.wait_for(|course| course.written >= until).await.expect("the course goes on"));
+            let until = (progress.borrow().written + FAULT_WRITES).min(writes);
+            drop(progress.wait_for(|progress| progress.written >= until).await.expect("the run has ended"));
             block_in_place(|| proxy.heal());
         }
     }
-    site
+    server
 }
 
-/// Whether there is all that the writers have written, and nothing else.
+/// Checks that the store has exactly the records of the writers.
 async fn check_records(client: &mut Client, models: &[Model]) {
     assert_eq!(models.len(), WRITERS);
     for bucket in BUCKETS {
         let mut count = 1;
         for model in models {
-            let owned = client.ask("store.where", json!({"bucket": bucket, "filter": {"owner": model.owner}})).await;
+            let owned = client.call("store.where", json!({"bucket": bucket, "filter": {"owner": model.owner}})).await;
             model.check(bucket, rows(&owned));
             count += rows(&owned).len();
         }
-        assert_eq!(client.ask("store.count", json!({"bucket": bucket})).await, json!(count), "in {bucket}");
+        assert_eq!(client.call("store.count", json!({"bucket": bucket})).await, json!(count), "in {bucket}");
     }
 }
 
-/// Whether nothing is left of whoever was there, but for who asks.
-async fn check_that_all_have_left(client: &mut Client) {
-    wait_until_async("all have left", PATIENCE, async || {
-        let stats = client.ask("server.stats", json!({})).await;
+/// Checks that only this client's connection is left, without subscriptions.
+async fn check_no_connections_left(client: &mut Client) {
+    wait_until_async("all other connections have closed", PATIENCE, async || {
+        let stats = client.call("server.stats", json!({})).await;
         let connections = &stats["connections"];
         stats["connectionCount"] == 1
             && connections["active"] == 1

@@ -1,37 +1,37 @@
-//! What is followed, and what must hold in every result of it.
+//! The queries, and invariants of their results.
 
 use serde_json::{Value as Json, json};
 
-/// What the two accounts of a writer have together, in each of the two buckets of accounts.
-pub(super) const FUNDS: i64 = 2000;
+/// The sum of the two accounts of a writer, in each of the two account buckets.
+pub(super) const TOTAL_FUNDS: i64 = 2000;
 
-/// A query, by name or not.
+/// A query, by name or inline.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct LiveQuery {
     pub(super) config: Json,
     pub(super) params: Json,
-    /// What it is defined as.
+    /// Its name, if it is defined on the server.
     pub(super) name: Option<&'static str>,
-    law: Law,
+    invariant: Invariant,
 }
 
-/// What holds in every result.
+/// A property of every result.
 #[derive(Debug, Clone, Copy)]
-enum Law {
-    Nothing,
-    /// The rows are the accounts: of every owner both, changed together, with all funds.
+enum Invariant {
+    Unchecked,
+    /// The rows are account pairs: changed together, with the total funds.
     Accounts,
     /// The result is the sum of all accounts.
     Funds {
         owners: i64,
     },
-    /// So many rows at most, the greatest rank first.
+    /// At most `limit` rows, in descending order of rank.
     Top {
         limit: usize,
     },
 }
 
-/// The named queries, as they are defined.
+/// The definitions of the named queries.
 pub(super) fn named() -> [(&'static str, Json); 4] {
     [
         ("all-items", json!({"bucket": "items"})),
@@ -41,51 +41,60 @@ pub(super) fn named() -> [(&'static str, Json); 4] {
     ]
 }
 
-fn by_name(name: &'static str, params: Json, law: Law) -> Asked {
-    let known = named().into_iter().find(|(known, _)| *known == name);
-    Asked { config: known.expect("the query is defined").1, params, name: Some(name), law }
+fn by_name(name: &'static str, params: Json, invariant: Invariant) -> LiveQuery {
+    let definition = named().into_iter().find(|(defined, _)| *defined == name);
+    LiveQuery { config: definition.expect("the query is defined").1, params, name: Some(name), invariant }
 }
 
-fn inline(config: Json, law: Law) -> Asked {
-    Asked { config, params: json!({}), name: None, law }
+fn inline(config: Json, invariant: Invariant) -> LiveQuery {
+    LiveQuery { config, params: json!({}), name: None, invariant }
 }
 
 /// The items of a writer.
-pub(super) fn items_of(owner: &str) -> Asked {
-    by_name("items-of", json!({"owner": owner}), Law::Nothing)
+pub(super) fn items_of(owner: &str) -> LiveQuery {
+    by_name("items-of", json!({"owner": owner}), Invariant::Unchecked)
 }
 
-/// The great records, which fill the buffers of whoever is slow.
-pub(super) fn heavy() -> Asked {
-    inline(json!({"bucket": "heavy"}), Law::Nothing)
+/// The large records, which fill the buffers of slow readers.
+pub(super) fn heavy() -> LiveQuery {
+    inline(json!({"bucket": "heavy"}), Invariant::Unchecked)
 }
 
-/// All that is followed while so many write.
-pub(super) fn all(writers: usize) -> Vec<Asked> {
-    let owners = i64::try_from(writers).expect("there are few");
+/// All queries, for this number of writers.
+pub(super) fn all(writers: usize) -> Vec<LiveQuery> {
+    let owners = i64::try_from(writers).expect("few writers");
     vec![
-        by_name("all-items", json!({}), Law::Nothing),
-        by_name("left", json!({}), Law::Accounts),
-        by_name("ranks", json!({}), Law::Nothing),
+        by_name("all-items", json!({}), Invariant::Unchecked),
+        by_name("left", json!({}), Invariant::Accounts),
+        by_name("ranks", json!({}), Invariant::Unchecked),
         items_of("w0"),
         heavy(),
-        inline(json!({"bucket": "right"}), Law::Accounts),
-        inline(json!({"bucket": "items", "filter": {"rank": {"$gte": 50}}}), Law::Nothing),
-        inline(json!({"bucket": "items", "filter": {"rank": {"$lt": 30}}, "fields": ["owner", "rank"]}), Law::Nothing),
-        inline(json!({"bucket": "items", "sort": {"rank": "desc", "id": "asc"}, "limit": 5}), Law::Top { limit: 5 }),
-        inline(json!({"bucket": "items", "sort": {"rank": "asc"}, "offset": 3, "limit": 7}), Law::Nothing),
-        inline(json!({"bucket": "items", "aggregate": {"function": "count"}}), Law::Nothing),
+        inline(json!({"bucket": "right"}), Invariant::Accounts),
+        inline(json!({"bucket": "items", "filter": {"rank": {"$gte": 50}}}), Invariant::Unchecked),
+        inline(
+            json!({"bucket": "items", "filter": {"rank": {"$lt": 30}}, "fields": ["owner", "rank"]}),
+            Invariant::Unchecked,
+        ),
+        inline(
+            json!({"bucket": "items", "sort": {"rank": "desc", "id": "asc"}, "limit": 5}),
+            Invariant::Top { limit: 5 },
+        ),
+        inline(json!({"bucket": "items", "sort": {"rank": "asc"}, "offset": 3, "limit": 7}), Invariant::Unchecked),
+        inline(json!({"bucket": "items", "aggregate": {"function": "count"}}), Invariant::Unchecked),
         inline(
             json!({"bucket": "items", "filter": {"rank": {"$gte": 90}}, "aggregate": {"function": "max", "field": "rank"}}),
-            Law::Nothing,
+            Invariant::Unchecked,
         ),
-        inline(json!({"bucket": "right", "aggregate": {"function": "sum", "field": "amount"}}), Law::Funds { owners }),
-        inline(json!({"bucket": "log", "filter": {"n": {"$gte": 10}}}), Law::Nothing),
+        inline(
+            json!({"bucket": "right", "aggregate": {"function": "sum", "field": "amount"}}),
+            Invariant::Funds { owners },
+        ),
+        inline(json!({"bucket": "log", "filter": {"n": {"$gte": 10}}}), Invariant::Unchecked),
     ]
 }
 
-impl Asked {
-    /// What tells it from others.
+impl LiveQuery {
+    /// Identifies equal queries.
     pub(super) fn identity(&self) -> String {
         json!([self.config, self.params]).to_string()
     }
@@ -105,21 +114,21 @@ impl Asked {
         params
     }
 
-    /// Whether the entries of its deltas carry indexes.
+    /// Whether the entries of its deltas have indexes.
     pub(super) fn is_indexed(&self) -> bool {
         ["sort", "limit", "offset", "fields"].iter().any(|name| self.config.get(name).is_some())
     }
 
-    /// Whether this can be a result of it.
+    /// Checks the invariant on a result.
     pub(super) fn check(&self, result: &Json) {
-        match self.law {
-            Law::Nothing => {}
-            Law::Accounts => check_accounts(result),
-            Law::Funds { owners } => {
-                let all = json!(owners * FUNDS);
-                assert_eq!(result.as_f64(), all.as_f64(), "half a transaction in {}", self.config);
+        match self.invariant {
+            Invariant::Unchecked => {}
+            Invariant::Accounts => check_accounts(result),
+            Invariant::Funds { owners } => {
+                let all = json!(owners * TOTAL_FUNDS);
+                assert_eq!(result.as_f64(), all.as_f64(), "partial transaction in {}", self.config);
             }
-            Law::Top { limit } => {
+            Invariant::Top { limit } => {
                 let ranks: Vec<i64> = rows(result).iter().filter_map(|row| row["rank"].as_i64()).collect();
                 assert!(ranks.len() <= limit && ranks.is_sorted_by(|a, b| a >= b), "{} gives {ranks:?}", self.config);
             }
@@ -131,16 +140,16 @@ pub(super) fn rows(result: &Json) -> &[Json] {
     result.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Every transaction changes both accounts of an owner.
+/// Checks that both accounts of an owner were changed together.
 fn check_accounts(result: &Json) {
     let (pairs, rest) = rows(result).as_chunks::<2>();
     for [a, b] in pairs {
         let both = |field: &str| (a[field].clone(), b[field].clone());
         let (owners, versions, writes) = (both("owner"), both("_version"), both("n"));
-        assert_eq!(owners.0, owners.1, "accounts come in pairs: {result}");
-        let is_whole = versions.0 == versions.1 && writes.0 == writes.1;
+        assert_eq!(owners.0, owners.1, "accounts must come in pairs: {result}");
+        let is_consistent = versions.0 == versions.1 && writes.0 == writes.1;
         let funds = a["amount"].as_i64().zip(b["amount"].as_i64()).map(|(a, b)| a + b);
-        assert!(is_whole && funds == Some(FUNDS), "half a transaction: {a} {b}");
+        assert!(is_consistent && funds == Some(TOTAL_FUNDS), "partial transaction: {a} {b}");
     }
-    assert!(rest.iter().all(|row| row["owner"] == "marker"), "accounts come in pairs: {result}");
+    assert!(rest.iter().all(|row| row["owner"] == "marker"), "accounts must come in pairs: {result}");
 }

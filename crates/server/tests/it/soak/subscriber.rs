@@ -1,119 +1,122 @@
-//! Who follows queries, over as many connections as it takes.
+//! A subscriber that keeps its results across connections.
 
 use std::net::SocketAddr;
 
 use serde_json::{Value as Json, json};
 
+use super::connection::{CloseMethod, Connection, ConnectionLost};
 use super::history::History;
-use super::link::{Leave, Link, Lost};
 
-/// Who follows queries.
+/// A subscriber that keeps its results across connections.
 pub(super) struct Subscriber {
     addr: SocketAddr,
     is_slow: bool,
-    link: Option<Link>,
-    /// What it follows, and as which subscription of this connection.
-    followed: Vec<(History, Option<String>)>,
+    connection: Option<Connection>,
+    /// The queries, each with its subscription ID on the current connection.
+    queries: Vec<(History, Option<String>)>,
 }
 
 impl Subscriber {
     pub(super) fn new(addr: SocketAddr, is_slow: bool, histories: Vec<History>) -> Self {
-        let followed = histories.into_iter().map(|history| (history, None)).collect();
-        Self { addr, is_slow, link: None, followed }
+        let queries = histories.into_iter().map(|history| (history, None)).collect();
+        Self { addr, is_slow, connection: None, queries }
     }
 
     pub(super) fn count(&self) -> usize {
-        self.followed.len()
+        self.queries.len()
     }
 
-    pub(super) fn history(&self, which: usize) -> &History {
-        &self.followed[which].0
+    pub(super) fn history(&self, index: usize) -> &History {
+        &self.queries[index].0
     }
 
-    /// The connection, if there is one.
-    pub(super) fn link(&mut self) -> Result<&mut Link, Lost> {
-        self.link.as_mut().ok_or(Lost)
+    /// The current connection.
+    pub(super) fn connection(&mut self) -> Result<&mut Connection, ConnectionLost> {
+        self.connection.as_mut().ok_or(ConnectionLost)
     }
 
-    /// Is connected, and follows all that it follows.
-    pub(super) async fn enter(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<(), Lost> {
-        if self.link.is_none() {
-            self.link = Some(Link::connect(self.addr, self.is_slow).await);
+    /// Connects if necessary, and subscribes to all queries without a subscription.
+    pub(super) async fn connect_and_subscribe(
+        &mut self,
+        mut should_resume: impl FnMut() -> bool,
+    ) -> Result<(), ConnectionLost> {
+        if self.connection.is_none() {
+            self.connection = Some(Connection::connect(self.addr, self.is_slow).await);
         }
-        for which in 0..self.followed.len() {
-            if self.followed[which].1.is_none() {
-                self.subscribe(which, goes_on()).await?;
+        for index in 0..self.queries.len() {
+            if self.queries[index].1.is_none() {
+                self.subscribe(index, should_resume()).await?;
             }
         }
         Ok(())
     }
 
-    /// The connection is lost.
-    pub(super) fn lose(&mut self) {
-        self.link = None;
-        for (_, subscription) in &mut self.followed {
+    /// Drops the connection and its subscriptions.
+    pub(super) fn reset_connection(&mut self) {
+        self.connection = None;
+        for (_, subscription) in &mut self.queries {
             *subscription = None;
         }
     }
 
-    pub(super) async fn leave(&mut self, how: Leave) {
-        if let Some(link) = self.link.take() {
-            link.leave(how).await;
+    pub(super) async fn disconnect(&mut self, method: CloseMethod) {
+        if let Some(connection) = self.connection.take() {
+            connection.disconnect(method).await;
         }
-        self.lose();
+        self.reset_connection();
     }
 
-    async fn subscribe(&mut self, which: usize, goes_on: bool) -> Result<(), Lost> {
-        let params = self.followed[which].0.subscribe(goes_on);
+    async fn subscribe(&mut self, index: usize, should_resume: bool) -> Result<(), ConnectionLost> {
+        let params = self.queries[index].0.subscribe(should_resume);
         let reply = self.request("store.subscribe", &params).await?;
-        let (history, subscription) = &mut self.followed[which];
+        let (history, subscription) = &mut self.queries[index];
         *subscription = Some(reply["subscriptionId"].as_str().expect("a subscription has an id").to_owned());
-        history.begin(&reply);
+        history.apply_reply(&reply);
         Ok(())
     }
 
-    pub(super) async fn unsubscribe(&mut self, which: usize) -> Result<(), Lost> {
-        let Some(subscription) = self.followed[which].1.clone() else { return Ok(()) };
+    pub(super) async fn unsubscribe(&mut self, index: usize) -> Result<(), ConnectionLost> {
+        let Some(subscription) = self.queries[index].1.clone() else { return Ok(()) };
         let reply = self.request("store.unsubscribe", &json!({"subscriptionId": subscription})).await?;
         assert_eq!(reply, json!({"unsubscribed": true}));
-        // Whatever is pushed to it from here on is for nobody.
-        self.followed[which].1 = None;
+        // A push after the reply would fail the test.
+        self.queries[index].1 = None;
         Ok(())
     }
 
-    /// Asks, until the server has room for the answer, and gives the data of the reply.
-    pub(super) async fn request(&mut self, operation: &str, params: &Json) -> Result<Json, Lost> {
+    /// Sends a request, and repeats it on backpressure. Returns the data of the reply.
+    pub(super) async fn request(&mut self, operation: &str, params: &Json) -> Result<Json, ConnectionLost> {
         loop {
-            let id = self.link()?.send(operation, params).await?;
+            let id = self.connection()?.send(operation, params).await?;
             let reply = loop {
-                let message = self.link()?.expect(operation).await?;
+                let message = self.connection()?.expect(operation).await?;
                 if message.get("id").is_some() {
-                    assert_eq!(message["id"], json!(id), "replies come in order: {message}");
+                    assert_eq!(message["id"], json!(id), "replies must come in order: {message}");
                     break message;
                 }
-                self.take(&message)?;
+                self.apply_push(&message)?;
             };
             match reply["code"].as_str() {
                 None => return Ok(reply["data"].clone()),
                 Some("BACKPRESSURE") => {}
-                // The server is about to end, or too busy to say whether it was done.
-                Some("SHUTTING_DOWN" | "TIMEOUT") => return Err(Lost),
+                // The server shuts down, or timed out: it is unknown whether the request took effect.
+                Some("SHUTTING_DOWN" | "TIMEOUT") => return Err(ConnectionLost),
                 Some(_) => panic!("{operation} {params}: {reply}"),
             }
         }
     }
 
-    /// Takes what was pushed.
-    pub(super) fn take(&mut self, push: &Json) -> Result<(), Lost> {
+    /// Applies a push.
+    pub(super) fn apply_push(&mut self, push: &Json) -> Result<(), ConnectionLost> {
         assert_eq!(push["channel"], "subscription", "{push}");
-        let id = push["subscriptionId"].as_str().expect("a push names its subscription");
-        let followed = self.followed.iter_mut().find(|(_, subscription)| subscription.as_deref() == Some(id));
-        let (history, _) = followed.unwrap_or_else(|| panic!("nobody follows {id} here: {push}"));
+        let id = push["subscriptionId"].as_str().expect("a push must name its subscription");
+        let entry = self.queries.iter_mut().find(|(_, subscription)| subscription.as_deref() == Some(id));
+        let (history, _) = entry.unwrap_or_else(|| panic!("no subscription {id}: {push}"));
         if let Some(error) = push.get("error") {
-            assert_eq!(error["code"], "SHUTTING_DOWN", "nothing else ends a subscription here: {push}");
-            return Err(Lost);
+            assert_eq!(error["code"], "SHUTTING_DOWN", "only a shutdown may end a subscription: {push}");
+            return Err(ConnectionLost);
         }
-        history.take(push);
+        history.apply_push(push);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! A client that writes, many at a time, until it knows of every write that it was done, once.
+//! A client that pipelines writes, and retries them until each has taken effect once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -6,174 +6,173 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 use tokio::sync::watch;
 
-use super::Course;
-use super::chance::Chance;
-use super::link::{Leave, Lost};
-use super::model::{Model, Proof, Write};
+use super::Progress;
+use super::connection::{CloseMethod, ConnectionLost};
+use super::model::{ExpectedReply, Model, Write};
 use super::query::rows;
+use super::rng::Rng;
 use super::subscriber::Subscriber;
 
-/// How many writes are sent at once, at most.
-const BATCH: usize = 12;
+/// Maximum number of pipelined writes.
+const MAX_BATCH: usize = 12;
 
 /// A client that writes.
 pub(super) struct Writer {
     model: Model,
-    chance: Chance,
-    course: Arc<watch::Sender<Course>>,
-    /// Follows its own items, whole and as deltas.
+    rng: Rng,
+    progress: Arc<watch::Sender<Progress>>,
+    /// Subscribes to its own items, with snapshots and with deltas.
     subscriber: Subscriber,
-    /// How many writes are left to be made.
+    /// Number of writes not yet created.
     left: usize,
-    /// Writes that it does not know to be done.
+    /// Unacknowledged writes.
     pending: VecDeque<Write>,
-    /// What its items are after each write.
+    /// The state of its items after each write.
     items: Vec<String>,
-    /// How many writes are known to be done, and how many were sent on connections that are lost.
+    /// Numbers of the last acknowledged write, and of the last one sent on a lost connection.
     done: usize,
-    exposed: usize,
-    /// After how many writes its items were as it was told last, by subscription.
+    maybe_done: usize,
+    /// By subscription: the number of the write that the last result reflects.
     seen: Vec<usize>,
 }
 
 impl Writer {
-    /// Follows its own items with this subscriber.
+    /// Creates a writer that subscribes to its own items with this subscriber.
     pub(super) fn new(
         owner: String,
         writes: usize,
-        chance: Chance,
-        course: Arc<watch::Sender<Course>>,
+        rng: Rng,
+        progress: Arc<watch::Sender<Progress>>,
         own: Subscriber,
     ) -> Self {
         let model = Model::new(owner);
         Self {
             items: vec![digest(&model.items)],
             model,
-            chance,
-            course,
+            rng,
+            progress,
             seen: vec![0; own.count()],
             subscriber: own,
             left: writes,
             pending: VecDeque::new(),
             done: 0,
-            exposed: 0,
+            maybe_done: 0,
         }
     }
 
-    /// Writes all that it has to write. Returns what there must be then.
+    /// Performs all writes. Returns the expected records.
     pub(super) async fn run(mut self) -> Model {
         while self.left > 0 || !self.pending.is_empty() {
             if self.pending.is_empty() {
-                self.make();
+                self.create_batch();
             }
             if self.attempt().await.is_err() {
-                self.exposed = self
+                self.maybe_done = self
                     .pending
                     .iter()
                     .filter(|write| write.is_sent)
                     .map(|write| write.number)
                     .max()
                     .unwrap_or(self.done);
-                self.subscriber.lose();
+                self.subscriber.reset_connection();
             }
         }
-        self.subscriber.leave(Leave::Close).await;
+        self.subscriber.disconnect(CloseMethod::Close).await;
         self.model
     }
 
-    fn make(&mut self) {
-        let count = (1 + self.chance.below(BATCH)).min(self.left);
+    fn create_batch(&mut self) {
+        let count = (1 + self.rng.below(MAX_BATCH)).min(self.left);
         self.left -= count;
         for _ in 0..count {
-            let write = self.model.write(&mut self.chance);
+            let write = self.model.write(&mut self.rng);
             self.items.push(digest(&self.model.items));
             self.pending.push_back(write);
         }
     }
 
-    /// Sends all that it does not know to be done, and reads the replies.
-    async fn attempt(&mut self) -> Result<(), Lost> {
-        let chance = &mut self.chance;
-        self.subscriber.enter(|| !chance.one_in(4)).await?;
+    /// Sends all unacknowledged writes, and reads the replies.
+    async fn attempt(&mut self) -> Result<(), ConnectionLost> {
+        let rng = &mut self.rng;
+        self.subscriber.connect_and_subscribe(|| !rng.one_in(4)).await?;
         self.check_own();
-        let breaks_off = self.chance.one_in(10).then(|| self.chance.below(self.pending.len() + 1));
-        for (place, write) in self.pending.iter_mut().enumerate() {
-            if breaks_off == Some(place) {
+        let break_at = self.rng.one_in(10).then(|| self.rng.below(self.pending.len() + 1));
+        for (index, write) in self.pending.iter_mut().enumerate() {
+            if break_at == Some(index) {
                 break;
             }
             write.is_retried = write.is_sent;
             write.is_sent = true;
-            write.id = self.subscriber.link()?.send(write.operation, &write.params).await?;
+            write.id = self.subscriber.connection()?.send(write.operation, &write.params).await?;
         }
-        if breaks_off.is_some() {
-            let how = *self.chance.pick(&[Leave::Drop, Leave::Reset]);
-            self.subscriber.leave(how).await;
-            return Err(Lost);
+        if break_at.is_some() {
+            let method = *self.rng.pick(&[CloseMethod::Drop, CloseMethod::Reset]);
+            self.subscriber.disconnect(method).await;
+            return Err(ConnectionLost);
         }
         let mut last = None;
         while let Some(write) = self.pending.front() {
-            let message = self.subscriber.link()?.expect("the reply to a write").await?;
+            let message = self.subscriber.connection()?.expect("the reply to a write").await?;
             if message.get("id").is_none() {
-                self.subscriber.take(&message)?;
+                self.subscriber.apply_push(&message)?;
                 self.check_own();
                 continue;
             }
-            assert_eq!(message["id"], json!(write.id), "replies come in order: {message}");
-            let reply = outcome(write, &message)?;
+            assert_eq!(message["id"], json!(write.id), "replies must come in order: {message}");
+            let reply = check_reply(write, &message)?;
             self.done = write.number;
             last = self.pending.pop_front().map(|write| (write, reply));
-            self.course.send_modify(|course| course.written += 1);
+            self.progress.send_modify(|progress| progress.written += 1);
         }
         if let Some((write, reply)) = last
-            && write.proof.is_repeatable()
-            && self.chance.one_in(3)
+            && write.expected.is_repeatable()
+            && self.rng.one_in(3)
         {
             let again = self.subscriber.request(write.operation, &write.params).await?;
-            assert_eq!(again, reply, "the first reply is given again");
+            assert_eq!(again, reply, "a repeated request must get the same reply");
             self.check_own();
         }
         Ok(())
     }
 
-    /// What it was told of its own items is what they were after some write, never before the reply to it, and never an earlier
-    /// one than before.
+    /// Checks that each result is the state after some write: not before its reply, and not earlier than the result before.
     fn check_own(&mut self) {
-        let known = self.done.max(self.exposed);
-        for which in 0..self.subscriber.count() {
-            let told = &self.subscriber.history(which).state;
-            let told = digest(&rows(told).iter().map(item).collect());
-            let from = self.seen[which];
-            let Some(after) = self.items[from..].iter().position(|items| *items == told).map(|place| from + place)
+        let visible = self.done.max(self.maybe_done);
+        for index in 0..self.subscriber.count() {
+            let result = &self.subscriber.history(index).state;
+            let state = digest(&rows(result).iter().map(item).collect());
+            let from = self.seen[index];
+            let Some(after) = self.items[from..].iter().position(|items| *items == state).map(|offset| from + offset)
             else {
-                let (owner, could) = (&self.model.owner, self.items[from..].join("\n"));
-                panic!("the items of {owner} were told to be {told}, and could be one of\n{could}")
+                let (owner, expected) = (&self.model.owner, self.items[from..].join("\n"));
+                panic!("the items of {owner} are {state}, expected one of\n{expected}")
             };
-            assert!(after <= known, "{} was told of write {after} when {known} were answered", self.model.owner);
-            self.seen[which] = after;
+            assert!(after <= visible, "{} received write {after} after {visible} replies", self.model.owner);
+            self.seen[index] = after;
         }
     }
 }
 
-/// What is replied, if it is what it should be. A write that may have been done, or not, is sent again on another connection.
-fn outcome(write: &Write, message: &Json) -> Result<Json, Lost> {
+/// Checks a reply and returns its data. An unknown outcome is `Err`: the write is retried on another connection.
+fn check_reply(write: &Write, message: &Json) -> Result<Json, ConnectionLost> {
     let Some(code) = message["code"].as_str() else {
-        write.proof.check(&message["data"]);
+        write.expected.check(&message["data"]);
         return Ok(message["data"].clone());
     };
-    match (code, &write.proof) {
-        ("SHUTTING_DOWN" | "TIMEOUT", _) => Err(Lost),
-        // It was done when it was sent before.
-        ("CONFLICT", Proof::Versioned { version, .. }) if write.is_retried => {
+    match (code, &write.expected) {
+        ("SHUTTING_DOWN" | "TIMEOUT", _) => Err(ConnectionLost),
+        // The first attempt took effect.
+        ("CONFLICT", ExpectedReply::Versioned { version, .. }) if write.is_retried => {
             assert!(message["details"]["version"].as_u64() >= Some(*version), "{message}");
             Ok(Json::Null)
         }
-        // And so was a later one, which deleted the record.
-        ("NOT_FOUND", Proof::Versioned { .. }) if write.is_retried => Ok(Json::Null),
+        // The first attempt took effect, and a later write deleted the record.
+        ("NOT_FOUND", ExpectedReply::Versioned { .. }) if write.is_retried => Ok(Json::Null),
         _ => panic!("{} {}: {message}", write.operation, write.params),
     }
 }
 
-/// The key of an item, and what was written to it last, with which rank and version.
+/// The key of an item, and the number of its last write, its rank and version.
 fn item(row: &Json) -> (String, (u64, u64, u64)) {
     let number = |field: &str| row[field].as_u64().unwrap_or_else(|| panic!("no {field} in {row}"));
     let key = row["id"].as_str().expect("an item has a key").to_owned();

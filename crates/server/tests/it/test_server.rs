@@ -1,4 +1,4 @@
-//! A server whose clients log in, over a store whose time is ours.
+//! A server that requires login, over an in-memory store with a manual clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -10,47 +10,47 @@ use tidewire_store::{Clock, Draft, Store, StoreError, StoreOptions};
 
 use crate::client::{Client, options, serve_store};
 
-/// When every house is opened.
-pub(crate) const NOON: u64 = 1_700_000_000_000;
+/// The initial time of the clock, in milliseconds since the epoch.
+pub(crate) const START_MILLIS: u64 = 1_700_000_000_000;
 
-/// A server whose clients log in, over a store whose time is ours.
-pub(crate) struct House {
+/// A server that requires login, over an in-memory store with a manual clock.
+pub(crate) struct TestServer {
     pub(crate) server: Server,
     pub(crate) store: Store,
     time: Arc<AtomicU64>,
 }
 
-impl House {
-    pub(crate) async fn open(auth: Auth) -> Self {
-        Self::open_with(options().auth(auth)).await
+impl TestServer {
+    pub(crate) async fn start(auth: Auth) -> Self {
+        Self::start_with(options().auth(auth)).await
     }
 
-    pub(crate) async fn open_with(options: ServerOptions) -> Self {
-        let time = Arc::new(AtomicU64::new(NOON));
-        let told = Arc::clone(&time);
-        let store = Store::memory(StoreOptions::default().clock(Clock::new(move || told.load(SeqCst))));
+    pub(crate) async fn start_with(options: ServerOptions) -> Self {
+        let time = Arc::new(AtomicU64::new(START_MILLIS));
+        let clock = Arc::clone(&time);
+        let store = Store::memory(StoreOptions::default().clock(Clock::new(move || clock.load(SeqCst))));
         let server = serve_store(store.clone(), options).await;
         Self { server, store, time }
     }
 
-    /// Later, by so many milliseconds.
+    /// Advances the clock.
     pub(crate) fn advance(&self, millis: u64) {
         self.time.fetch_add(millis, SeqCst);
     }
 
-    /// Somebody who has not logged in.
-    pub(crate) async fn stranger(&self) -> Client {
+    /// Connects a client that does not log in.
+    pub(crate) async fn anonymous(&self) -> Client {
         Client::connect(&self.server).await
     }
 
-    /// Somebody who has, with this token.
+    /// Connects a client and logs it in with this token.
     pub(crate) async fn client(&self, token: &str) -> Client {
-        let mut client = self.stranger().await;
-        client.ask("auth.login", json!({"token": token})).await;
+        let mut client = self.anonymous().await;
+        client.call("auth.login", json!({"token": token})).await;
         client
     }
 
-    /// Changes the store behind the server's back.
+    /// Writes to the store directly, without the server.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -58,7 +58,7 @@ impl House {
         self.store.write(work).await.unwrap()
     }
 
-    /// A bucket whose key is `id`, with these records.
+    /// Defines a bucket with the key `id` and inserts these records.
     pub(crate) async fn bucket(&self, name: &str, records: impl IntoIterator<Item = Json>) {
         let (name, records): (_, Vec<Json>) = (name.to_owned(), records.into_iter().collect());
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
@@ -78,37 +78,37 @@ impl House {
 pub(crate) fn object(json: Json) -> Map<String, Json> {
     match json {
         Json::Object(members) => members,
-        other => panic!("an object was expected, not {other}"),
+        other => panic!("expected an object, got {other}"),
     }
 }
 
-/// Tokens that are called like their users.
+/// Static tokens, each equal to the ID of its user.
 pub(crate) fn tokens(tokens: impl IntoIterator<Item = StaticToken>) -> Auth {
     let named = tokens.into_iter().map(|token| (token.user_id.clone(), token));
     Auth::new(StaticTokens::new(named).unwrap())
 }
 
-/// Somebody in these roles.
+/// A user with these roles.
 pub(crate) fn user(user_id: &str, roles: &[&str]) -> StaticToken {
     StaticToken::new(user_id, roles.iter().copied())
 }
 
-/// The same, of whom more is known.
-pub(crate) fn known(user_id: &str, roles: &[&str], metadata: Json) -> StaticToken {
+/// A user with these roles and metadata.
+pub(crate) fn user_with_metadata(user_id: &str, roles: &[&str], metadata: Json) -> StaticToken {
     user(user_id, roles).metadata(object(metadata))
 }
 
-/// Only what these rules allow.
-pub(crate) fn only(auth: Auth, rules: impl IntoIterator<Item = Rule>) -> Auth {
+/// Permissions that deny everything except what these rules allow.
+pub(crate) fn allow_only(auth: Auth, rules: impl IntoIterator<Item = Rule>) -> Auth {
     auth.permissions(Permissions::new(DefaultAccess::Deny, rules))
 }
 
-/// A rule of a role for its own rows in all buckets.
+/// A rule that lets a role use its own rows in all buckets.
 pub(crate) fn own_rows(role: &str) -> Rule {
     Rule::new(role, ["store.*"]).on_rows(json!({"owner": "{{ session.userId }}"})).unwrap()
 }
 
-/// The ids of records.
+/// The IDs of records.
 pub(crate) fn ids(records: &Json) -> Vec<&str> {
     records.as_array().unwrap().iter().map(|record| record["id"].as_str().unwrap()).collect()
 }

@@ -1,4 +1,4 @@
-//! Random rules and people, and a reading of the rules that is as simple as can be.
+//! Random rules and users, and a simple model of what the rules permit.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use super::random::Random;
 use crate::tiers::OPERATIONS;
 
 pub(super) const BUCKETS: [&str; 3] = ["b0", "b1", "b2"];
-/// Everybody may follow this, so that it can be known when all that was pushed before has come.
-pub(super) const BEAT: &str = "beat";
+/// A bucket that every client may subscribe to. A push of it shows that all earlier pushes have arrived.
+pub(super) const BARRIER: &str = "barrier";
 const TIERS: [Tier; 3] = [Tier::Read, Tier::Write, Tier::Admin];
 const TEAMS: [&str; 3] = ["red", "blue", "1"];
 
-/// Who may do what.
-pub(super) struct Laws {
+/// A random permission policy.
+pub(super) struct Policy {
     pub(super) is_required: bool,
     is_default_allow: bool,
-    /// How high who has no built-in role reaches without a rule.
+    /// The tier of sessions without a built-in role, without a rule.
     default_tier: usize,
-    /// How high who has not logged in reaches, if there is a limit.
+    /// The tier of anonymous clients, if it is limited.
     anonymous_tier: Option<usize>,
-    rules: Vec<Law>,
+    rules: Vec<PolicyRule>,
     pub(super) people: Vec<Person>,
 }
 
-struct Law {
+struct PolicyRule {
     role: String,
     allow: Vec<&'static str>,
     buckets: Option<Vec<&'static str>>,
-    rows: Option<Rows>,
+    rows: Option<RowFilter>,
 }
 
 pub(super) struct Person {
@@ -38,11 +38,11 @@ pub(super) struct Person {
     pub(super) user: String,
     roles: Vec<String>,
     metadata: Map<String, Json>,
-    pub(super) lasts: Option<u64>,
+    pub(super) ttl_millis: Option<u64>,
 }
 
-/// Which rows a law is about.
-pub(super) enum Rows {
+/// The rows that a rule applies to.
+pub(super) enum RowFilter {
     Own,
     OfTeam,
     OfOtherTeams,
@@ -50,21 +50,21 @@ pub(super) enum Rows {
     OfRole,
     Below(u64),
     Public,
-    Any(Vec<Rows>),
-    All(Vec<Rows>),
+    Any(Vec<RowFilter>),
+    All(Vec<RowFilter>),
 }
 
-/// What somebody may do with a bucket.
-pub(super) enum May<'a> {
+/// The access of a session to a bucket.
+pub(super) enum Access<'a> {
     Nothing,
     Everything,
-    Some(&'a Person, Vec<&'a Rows>),
+    Rows(&'a Person, Vec<&'a RowFilter>),
 }
 
-impl Laws {
+impl Policy {
     pub(super) fn random(random: &mut Random) -> Self {
-        let rules = (0..4 + random.below(6)).map(|_| Law::random(random)).collect();
-        let people = (0..6).map(|place| Person::random(random, place)).collect();
+        let rules = (0..4 + random.below(6)).map(|_| PolicyRule::random(random)).collect();
+        let people = (0..6).map(|index| Person::random(random, index)).collect();
         Self {
             is_required: !random.one_in(3),
             is_default_allow: random.one_in(4),
@@ -77,9 +77,9 @@ impl Laws {
 
     pub(super) fn auth(&self) -> Auth {
         let tokens = self.people.iter().map(|person| (person.token.clone(), person.token()));
-        let beat = Rule::new("any", ["store.subscribe"]).on_buckets([BEAT]);
+        let barrier = Rule::new("any", ["store.subscribe"]).on_buckets([BARRIER]);
         let default = if self.is_default_allow { DefaultAccess::Allow } else { DefaultAccess::Deny };
-        let permissions = Permissions::new(default, self.rules.iter().map(Law::rule).chain([beat]));
+        let permissions = Permissions::new(default, self.rules.iter().map(PolicyRule::rule).chain([barrier]));
         let mut auth = Auth::new(StaticTokens::new(tokens).unwrap())
             .permissions(permissions)
             .required(self.is_required)
@@ -88,58 +88,60 @@ impl Laws {
         auth
     }
 
-    /// What somebody may do, who is nobody if they have not logged in.
-    pub(super) fn may(&self, who: Option<usize>, operation: &str, bucket: Option<&str>) -> May<'_> {
+    /// The access of a user, or of an anonymous client if `None`.
+    pub(super) fn access(&self, person: Option<usize>, operation: &str, bucket: Option<&str>) -> Access<'_> {
         let tier =
             OPERATIONS.iter().find(|(name, ..)| *name == operation).map_or(0, |(_, tier, ..)| usize::from(*tier));
-        let Some(person) = who.map(|who| &self.people[who]) else {
+        let Some(person) = person.map(|person| &self.people[person]) else {
             let is_enough = self.anonymous_tier.is_none_or(|own| own >= tier);
-            return if self.is_required || !is_enough { May::Nothing } else { May::Everything };
+            return if self.is_required || !is_enough { Access::Nothing } else { Access::Everything };
         };
         let level = |role: &String| ["reader", "writer", "admin"].iter().position(|known| known == role);
         let highest = person.roles.iter().filter_map(level).max();
         if highest.is_some_and(|highest| highest < tier) {
-            return May::Nothing;
+            return Access::Nothing;
         }
         let needs_rule = highest.is_none() && self.default_tier < tier;
         let mut rows = Vec::new();
-        for law in &self.rules {
-            if !person.roles.contains(&law.role) || !law.allow.iter().any(|pattern| is_meant(pattern, operation)) {
+        for rule in &self.rules {
+            if !person.roles.contains(&rule.role)
+                || !rule.allow.iter().any(|pattern| matches_pattern(pattern, operation))
+            {
                 continue;
             }
-            let is_there = match (&law.buckets, bucket) {
+            let covers_bucket = match (&rule.buckets, bucket) {
                 (None, _) => true,
                 (Some(buckets), Some(bucket)) => buckets.contains(&bucket),
                 (Some(_), None) => false,
             };
-            match &law.rows {
-                _ if !is_there => {}
-                None => return May::Everything,
-                Some(law) => rows.push(law),
+            match &rule.rows {
+                _ if !covers_bucket => {}
+                None => return Access::Everything,
+                Some(rule) => rows.push(rule),
             }
         }
         match rows.is_empty() {
-            false => May::Some(person, rows),
-            true if self.is_default_allow && !needs_rule => May::Everything,
-            true => May::Nothing,
+            false => Access::Rows(person, rows),
+            true if self.is_default_allow && !needs_rule => Access::Everything,
+            true => Access::Nothing,
         }
     }
 
-    /// Whether somebody may see a record by an operation.
-    pub(super) fn may_see(&self, who: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
-        match self.may(who, operation, Some(bucket)) {
-            May::Nothing => false,
-            May::Everything => true,
-            May::Some(person, rows) => rows.iter().any(|rows| rows.have(person, record) == Some(true)),
+    /// Whether a user may see a record by an operation.
+    pub(super) fn may_see(&self, person: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
+        match self.access(person, operation, Some(bucket)) {
+            Access::Nothing => false,
+            Access::Everything => true,
+            Access::Rows(person, rows) => rows.iter().any(|rows| rows.matches(person, record) == Some(true)),
         }
     }
 
-    /// Whether somebody may see a record by a step of a transaction: both as a transaction and as what the step does.
-    pub(super) fn may_see_in_step(&self, who: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
-        ["store.transaction", operation].iter().all(|operation| self.may_see(who, operation, bucket, record))
+    /// Whether a user may see a record in a transaction step, which needs permission for the transaction and for the operation.
+    pub(super) fn may_see_in_step(&self, person: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
+        ["store.transaction", operation].iter().all(|operation| self.may_see(person, operation, bucket, record))
     }
 
-    /// A record that somebody might write.
+    /// A random record.
     pub(super) fn record(&self, random: &mut Random) -> Json {
         let person = &self.people[random.below(self.people.len())];
         let mut record = json!({
@@ -158,7 +160,7 @@ impl Laws {
     }
 }
 
-fn is_meant(pattern: &str, operation: &str) -> bool {
+fn matches_pattern(pattern: &str, operation: &str) -> bool {
     match pattern {
         "*" => true,
         "store.*" => operation.starts_with("store."),
@@ -166,7 +168,7 @@ fn is_meant(pattern: &str, operation: &str) -> bool {
     }
 }
 
-impl Law {
+impl PolicyRule {
     fn random(random: &mut Random) -> Self {
         let allow = match random.below(6) {
             0 => vec!["*"],
@@ -176,7 +178,7 @@ impl Law {
             _ => (0..4).map(|_| OPERATIONS[random.below(31)].0).collect(),
         };
         let buckets = random.one_in(2).then(|| (0..=random.below(2)).map(|_| random.pick(&BUCKETS)).collect());
-        let rows = (!random.one_in(5) && allow[0] != "*").then(|| Rows::random(random, 2));
+        let rows = (!random.one_in(5) && allow[0] != "*").then(|| RowFilter::random(random, 2));
         Self { role: random.pick(&["r0", "r1", "r2", "any"]).to_owned(), allow, buckets, rows }
     }
 
@@ -193,7 +195,7 @@ impl Law {
 }
 
 impl Person {
-    fn random(random: &mut Random, place: usize) -> Self {
+    fn random(random: &mut Random, index: usize) -> Self {
         let mut roles = vec!["any".to_owned()];
         for role in ["r0", "r1", "r2"] {
             if random.one_in(2) {
@@ -213,19 +215,19 @@ impl Person {
         if random.one_in(2) {
             metadata.insert("teams".to_owned(), json!([random.pick(&TEAMS), 1]));
         }
-        // Some are the same in other roles.
-        let user = format!("user-{}", place % 4);
-        let lasts = random.one_in(4).then_some(5000);
-        Self { token: format!("token-{place}"), user, roles, metadata, lasts }
+        // Some tokens belong to the same user with different roles.
+        let user = format!("user-{}", index % 4);
+        let ttl_millis = random.one_in(4).then_some(5000);
+        Self { token: format!("token-{index}"), user, roles, metadata, ttl_millis }
     }
 
     fn token(&self) -> StaticToken {
-        let expiry = self.lasts.map(|lasts| TokenExpiry::After(Duration::from_millis(lasts)));
+        let expiry = self.ttl_millis.map(|ttl_millis| TokenExpiry::After(Duration::from_millis(ttl_millis)));
         StaticToken::new(&*self.user, &self.roles).metadata(self.metadata.clone()).expiry(expiry.unwrap_or_default())
     }
 }
 
-impl Rows {
+impl RowFilter {
     fn random(random: &mut Random, depth: usize) -> Self {
         let some = |random: &mut Random| (0..2).map(|_| Self::random(random, depth - 1)).collect();
         match random.below(if depth > 0 { 10 } else { 8 }) {
@@ -255,25 +257,25 @@ impl Rows {
         }
     }
 
-    /// Whether a record is among them; nobody knows if the person lacks what they speak of.
-    fn have(&self, person: &Person, record: &Json) -> Option<bool> {
-        let of_person = |name: &str| person.metadata.get(name).filter(|value| !value.is_null());
+    /// Whether the filter matches a record. `None` if the user lacks a value that the filter refers to.
+    fn matches(&self, person: &Person, record: &Json) -> Option<bool> {
+        let metadata = |name: &str| person.metadata.get(name).filter(|value| !value.is_null());
         Some(match self {
             Self::Own => record["owner"] == *person.user,
-            Self::OfTeam => record.get("team") == Some(of_person("team")?),
-            Self::OfOtherTeams => record.get("team") != Some(of_person("team")?),
+            Self::OfTeam => record.get("team") == Some(metadata("team")?),
+            Self::OfOtherTeams => record.get("team") != Some(metadata("team")?),
             Self::OfTeams => {
-                let teams = of_person("teams")?.as_array()?;
+                let teams = metadata("teams")?.as_array()?;
                 record.get("team").is_some_and(|team| teams.contains(team))
             }
             Self::OfRole => person.roles.iter().any(|role| record["role"] == **role),
             Self::Below(bound) => record["n"].as_u64().is_some_and(|n| n < *bound),
             Self::Public => record["public"] == true,
             Self::Any(rows) => {
-                rows.iter().map(|rows| rows.have(person, record)).collect::<Option<Vec<_>>>()?.contains(&true)
+                rows.iter().map(|rows| rows.matches(person, record)).collect::<Option<Vec<_>>>()?.contains(&true)
             }
             Self::All(rows) => {
-                !rows.iter().map(|rows| rows.have(person, record)).collect::<Option<Vec<_>>>()?.contains(&false)
+                !rows.iter().map(|rows| rows.matches(person, record)).collect::<Option<Vec<_>>>()?.contains(&false)
             }
         })
     }

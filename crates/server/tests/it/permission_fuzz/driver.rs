@@ -1,4 +1,4 @@
-//! Random requests of several clients at once, and what comes of them.
+//! Sends random requests from several clients and checks every message they receive.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -7,74 +7,74 @@ use serde_json::{Map, Value as Json, json};
 use tidewire::{ProgrammaticQuery, RequestError, View};
 use tidewire_store::Answer;
 
-use super::laws::{BEAT, BUCKETS, Laws, May};
+use super::policy::{Access, BARRIER, BUCKETS, Policy};
 use super::random::Random;
 use crate::client::{Client, options};
-use crate::house::{House, object};
+use crate::test_server::{TestServer, object};
 
 const CLIENTS: usize = 4;
 const ROUNDS: usize = 60;
-/// How long a user who is revoked is out.
-const OUT: u64 = 3000;
+/// How long a revoked user cannot log in.
+const REVOCATION_MILLIS: u64 = 3000;
 
-/// One case.
+/// Runs one case.
 pub(super) async fn run(seed: u64) {
     println!("seed {seed}");
-    let mut world = World::new(seed).await;
+    let mut simulation = Simulation::new(seed).await;
     for round in 0..ROUNDS {
-        world.round().await;
+        simulation.round().await;
         match round % 10 {
             3 => {
-                world.settle().await;
-                world.compare().await;
+                simulation.drain_pushes().await;
+                simulation.check_visible_rows().await;
             }
             6 => {
-                world.settle().await;
-                world.pass_time().await;
+                simulation.drain_pushes().await;
+                simulation.pass_time().await;
             }
             9 => {
-                world.settle().await;
-                world.revoke().await;
+                simulation.drain_pushes().await;
+                simulation.revoke().await;
             }
             _ => {}
         }
     }
-    assert!(world.seen > 100, "too little was seen to mean anything: {}", world.seen);
+    assert!(simulation.seen > 100, "too few records were received for a meaningful test: {}", simulation.seen);
 }
 
-struct World {
+struct Simulation {
     seed: u64,
     random: Random,
-    laws: Laws,
-    house: House,
-    guests: Vec<Guest>,
-    /// Every version of every record, by its mark: where it was, and what.
+    policy: Policy,
+    test: TestServer,
+    participants: Vec<Participant>,
+    /// Every version of every record, by its mark: its bucket and contents.
     versions: HashMap<String, (String, Json)>,
-    /// The marks of the versions that a key has had.
-    of_key: HashMap<String, Vec<String>>,
+    /// The marks of all versions of a key.
+    marks_by_key: HashMap<String, Vec<String>>,
     count: usize,
-    beats: u64,
-    /// The time since the beginning.
+    barriers: u64,
+    /// The time since the start, in milliseconds.
     now: u64,
-    /// Writes that may be sent again.
+    /// Writes that may be sent again with the same idempotency key.
     repeatable: Vec<(&'static str, Json)>,
-    /// How many marks were seen.
+    /// The number of marks and keys received.
     seen: usize,
 }
 
-/// A client, and what is known of it.
-struct Guest {
+/// A client, and what the model knows of it.
+struct Participant {
     client: Client,
-    who: Option<usize>,
+    person: Option<usize>,
     expires_at: Option<u64>,
-    /// Who it was since all was last settled: deltas that were on their way come late.
-    was: Vec<Option<usize>>,
-    /// Its subscriptions.
-    follows: HashSet<String>,
-    /// Those that are or were told in deltas: some may come when they have ended.
+    /// The sessions since pushes were last drained: deltas in flight may belong to them.
+    previous: Vec<Option<usize>>,
+    /// IDs of its open subscriptions.
+    subscriptions: HashSet<String>,
+    /// All subscriptions with deltas, open or ended: a delta in flight may arrive after the end.
     deltas: HashSet<String>,
     positions: Vec<Json>,
-    /// Keys that it has sent or was shown.
+    /// Keys that it has sent or received.
     keys: HashSet<String>,
 }
 
@@ -85,21 +85,21 @@ struct Sent {
     params: Json,
 }
 
-/// Something that a client was told.
-struct Heard {
-    guest: usize,
+/// A message that a client received.
+struct Received {
+    participant: usize,
     message: Json,
-    /// By what it was told: a reply to this, or else a push.
+    /// The request that it replies to; `None` for a push.
     sent: Option<(&'static str, Json)>,
-    /// Who it may have been for.
-    eyes: Vec<Option<usize>>,
+    /// The sessions it may have been sent to.
+    sessions: Vec<Option<usize>>,
 }
 
-/// All records of the first bucket, and one.
+/// A programmatic query for one record and all records of the first bucket.
 #[derive(Debug)]
-struct Hosted;
+struct HostedQuery;
 
-impl ProgrammaticQuery for Hosted {
+impl ProgrammaticQuery for HostedQuery {
     fn buckets(&self) -> Vec<String> {
         vec![BUCKETS[0].to_owned()]
     }
@@ -111,88 +111,88 @@ impl ProgrammaticQuery for Hosted {
 }
 
 #[derive(Debug)]
-struct HostedBeat;
+struct BarrierQuery;
 
-impl ProgrammaticQuery for HostedBeat {
+impl ProgrammaticQuery for BarrierQuery {
     fn buckets(&self) -> Vec<String> {
-        vec![BEAT.to_owned()]
+        vec![BARRIER.to_owned()]
     }
 
     fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
-        records(view, BEAT)
+        records(view, BARRIER)
     }
 }
 
 fn records(view: &View<'_>, bucket: &str) -> Result<Json, RequestError> {
     match view.query(&json!({"bucket": bucket}))? {
         Answer::Records(records) => Ok(records.into()),
-        Answer::Value(other) => panic!("records were expected, not {other:?}"),
+        Answer::Value(other) => panic!("expected records, got {other:?}"),
     }
 }
 
-impl World {
+impl Simulation {
     async fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let laws = Laws::random(&mut random);
+        let policy = Policy::random(&mut random);
         let options = options()
-            .auth(laws.auth())
-            .query("hosted", Hosted)
-            .query("hosted-beat", HostedBeat)
-            .revocation_ttl(Duration::from_millis(OUT));
-        let house = House::open_with(options).await;
-        let mut guests = Vec::new();
+            .auth(policy.auth())
+            .query("hosted", HostedQuery)
+            .query("hosted-barrier", BarrierQuery)
+            .revocation_ttl(Duration::from_millis(REVOCATION_MILLIS));
+        let test = TestServer::start_with(options).await;
+        let mut participants = Vec::new();
         for _ in 0..CLIENTS {
-            guests.push(Guest::new(house.stranger().await));
+            participants.push(Participant::new(test.anonymous().await));
         }
-        let mut world = Self {
+        let mut simulation = Self {
             seed,
             random,
-            laws,
-            house,
-            guests,
+            policy,
+            test,
+            participants,
             versions: HashMap::new(),
-            of_key: HashMap::new(),
+            marks_by_key: HashMap::new(),
             count: 0,
-            beats: 0,
+            barriers: 0,
             now: 0,
             repeatable: Vec::new(),
             seen: 0,
         };
-        world.furnish().await;
-        world
+        simulation.create_buckets().await;
+        simulation
     }
 
-    async fn furnish(&mut self) {
-        self.house.bucket(BEAT, []).await;
-        for (place, bucket) in BUCKETS.into_iter().enumerate() {
+    async fn create_buckets(&mut self) {
+        self.test.bucket(BARRIER, []).await;
+        for (index, bucket) in BUCKETS.into_iter().enumerate() {
             let config = json!({"key": "id", "schema": {
                 "id": {"type": "string", "generated": "uuid"},
                 "n": {"type": "number"},
-                "name": {"type": "string", "unique": place == 1},
-            }, "indexes": ["n"], "etsType": if place == 2 { "ordered_set" } else { "set" }});
+                "name": {"type": "string", "unique": index == 1},
+            }, "indexes": ["n"], "etsType": if index == 2 { "ordered_set" } else { "set" }});
             let mut rows = Vec::new();
             for _ in 0..12 {
                 let mut record = self.record();
                 record["name"] = Json::Null;
                 rows.push(object(record));
             }
-            let written = self.house.write(move |draft| {
+            let written = self.test.write(move |draft| {
                 draft.define_bucket(bucket, &config)?;
                 draft.insert_many(bucket, rows)
             });
             for row in written.await {
                 self.register(bucket, &Json::Object(row.to_record()));
             }
-            self.house.query(&format!("all-{bucket}"), json!({"bucket": bucket})).await;
+            self.test.query(&format!("all-{bucket}"), json!({"bucket": bucket})).await;
             let top =
                 json!({"bucket": bucket, "sort": {"n": "desc", "mark": "asc"}, "limit": 3, "fields": ["id", "mark"]});
-            self.house.query(&format!("top-{bucket}"), top).await;
+            self.test.query(&format!("top-{bucket}"), top).await;
         }
     }
 
-    /// A record with a mark and a key that no other has.
+    /// A record with a new mark and key.
     fn record(&mut self) -> Json {
-        let mut record = self.laws.record(&mut self.random);
+        let mut record = self.policy.record(&mut self.random);
         record["mark"] = json!(self.mark());
         self.count += 1;
         record["id"] = json!(format!("key{:06}y", self.count));
@@ -204,96 +204,101 @@ impl World {
         format!("mk{:06}x", self.count)
     }
 
-    /// A key of a record that there is or was.
+    /// The key of a record that exists or existed.
     fn key(&mut self) -> Json {
         let count = self.random.below(self.count + 1);
-        let keys: Vec<&String> = self.of_key.keys().collect();
+        let keys: Vec<&String> = self.marks_by_key.keys().collect();
         let nearest = keys.iter().min_by_key(|key| (number(key).abs_diff(count), (**key).clone()));
-        json!(nearest.expect("there are some"))
+        json!(nearest.expect("no records"))
     }
 
     fn register(&mut self, bucket: &str, record: &Json) {
         let (Some(mark), Some(key)) = (record["mark"].as_str(), record["id"].as_str()) else { return };
-        self.of_key.entry(key.to_owned()).or_default().push(mark.to_owned());
+        self.marks_by_key.entry(key.to_owned()).or_default().push(mark.to_owned());
         self.versions.insert(mark.to_owned(), (bucket.to_owned(), record.clone()));
     }
 
-    /// All send something, and are answered.
+    /// Each client sends requests and receives the replies.
     async fn round(&mut self) {
         let mut sent: Vec<Vec<Sent>> = Vec::new();
-        for guest in 0..self.guests.len() {
+        for participant in 0..self.participants.len() {
             let mut own = Vec::new();
             for _ in 0..=self.random.below(3) {
-                let (operation, params) = self.request(guest);
-                own.push(self.send(guest, operation, params).await);
+                let (operation, params) = self.request(participant);
+                own.push(self.send(participant, operation, params).await);
             }
             sent.push(own);
         }
-        let mut heard = Vec::new();
-        for (guest, sent) in sent.into_iter().enumerate() {
-            self.hear(guest, sent, &mut heard).await;
+        let mut received = Vec::new();
+        for (participant, sent) in sent.into_iter().enumerate() {
+            self.receive(participant, sent, &mut received).await;
         }
-        self.judge(heard);
+        self.check(received);
     }
 
-    async fn send(&mut self, guest: usize, operation: &'static str, params: Json) -> Sent {
-        let guest = &mut self.guests[guest];
-        guest.keys.extend(found(&params.to_string(), "key", 'y'));
-        let id = guest.client.send(operation, params.clone()).await;
+    async fn send(&mut self, participant: usize, operation: &'static str, params: Json) -> Sent {
+        let participant = &mut self.participants[participant];
+        participant.keys.extend(find_words(&params.to_string(), "key", 'y'));
+        let id = participant.client.send(operation, params.clone()).await;
         Sent { id, operation, params }
     }
 
-    /// Takes in the replies to all that was sent, and what was pushed before them.
-    async fn hear(&mut self, place: usize, sent: Vec<Sent>, heard: &mut Vec<Heard>) {
+    /// Receives the replies to these requests, and the pushes before them.
+    async fn receive(&mut self, index: usize, sent: Vec<Sent>, received: &mut Vec<Received>) {
         for Sent { id, operation, params } in sent {
-            let reply = self.guests[place].client.reply(id).await;
-            let before = self.guests[place].who;
+            let reply = self.participants[index].client.reply(id).await;
+            let before = self.participants[index].person;
             let login = match operation {
                 "auth.login" if reply["type"] == "result" => Some(self.person(&params)),
                 "auth.login" if reply["code"] == "SESSION_REVOKED" => Some(None),
                 "auth.logout" => Some(None),
                 _ => None,
             };
-            // What comes before the reply to a login may be for whoever was there before, or for who is there now.
-            self.take_pushes(place, &[before, login.unwrap_or(before)], heard);
-            let guest = &mut self.guests[place];
-            if let Some(who) = login {
-                guest.was.push(guest.who);
-                guest.who = who;
-                guest.expires_at = reply["data"]["expiresAt"].as_u64();
+            // A push before the reply to a login may belong to the previous or the new session.
+            self.take_pushes(index, &[before, login.unwrap_or(before)], received);
+            let participant = &mut self.participants[index];
+            if let Some(person) = login {
+                participant.previous.push(participant.person);
+                participant.person = person;
+                participant.expires_at = reply["data"]["expiresAt"].as_u64();
             }
             let data = &reply["data"];
             if operation == "store.subscribe" && reply["type"] == "result" {
                 let is_delta = params.get("mode").is_some_and(|mode| mode == "delta");
                 let id = data["subscriptionId"].as_str().unwrap().to_owned();
-                guest.deltas.extend(is_delta.then(|| id.clone()));
-                guest.follows.insert(id);
-                guest.positions.extend(data.get("pos").cloned());
+                participant.deltas.extend(is_delta.then(|| id.clone()));
+                participant.subscriptions.insert(id);
+                participant.positions.extend(data.get("pos").cloned());
             }
             if operation == "store.unsubscribe" && reply["type"] == "result" {
-                guest.follows.remove(params["subscriptionId"].as_str().unwrap());
+                participant.subscriptions.remove(params["subscriptionId"].as_str().unwrap());
             }
             self.learn(operation, &params, data);
-            heard.push(Heard { guest: place, message: reply, sent: Some((operation, params)), eyes: vec![before] });
+            received.push(Received {
+                participant: index,
+                message: reply,
+                sent: Some((operation, params)),
+                sessions: vec![before],
+            });
         }
     }
 
-    fn take_pushes(&mut self, place: usize, eyes: &[Option<usize>], heard: &mut Vec<Heard>) {
-        let guest = &mut self.guests[place];
-        for message in guest.client.take_pushes() {
-            let is_delta = message["subscriptionId"].as_str().is_some_and(|id| guest.deltas.contains(id));
-            let late = guest.was.iter().copied().filter(|_| is_delta);
-            let eyes = eyes.iter().copied().chain(late).collect();
-            guest.positions.extend(message.get("pos").cloned());
-            heard.push(Heard { guest: place, message, sent: None, eyes });
+    fn take_pushes(&mut self, index: usize, sessions: &[Option<usize>], received: &mut Vec<Received>) {
+        let participant = &mut self.participants[index];
+        for message in participant.client.take_pushes() {
+            let is_delta = message["subscriptionId"].as_str().is_some_and(|id| participant.deltas.contains(id));
+            let late = participant.previous.iter().copied().filter(|_| is_delta);
+            let sessions = sessions.iter().copied().chain(late).collect();
+            participant.positions.extend(message.get("pos").cloned());
+            received.push(Received { participant: index, message, sent: None, sessions });
         }
     }
 
     fn person(&self, params: &Json) -> Option<usize> {
-        self.laws.people.iter().position(|person| params["token"] == *person.token)
+        self.policy.people.iter().position(|person| params["token"] == *person.token)
     }
 
-    /// What a write has made.
+    /// Registers the records that a write returned.
     fn learn(&mut self, operation: &str, params: &Json, data: &Json) {
         let bucket = params["bucket"].as_str().unwrap_or_default().to_owned();
         match operation {
@@ -319,85 +324,94 @@ impl World {
         }
     }
 
-    /// Nothing was told that may not be known.
-    fn judge(&mut self, heard: Vec<Heard>) {
-        for Heard { guest, message, sent, eyes } in heard {
+    /// Checks that no message contains a record that its client may not see.
+    fn check(&mut self, received: Vec<Received>) {
+        for Received { participant, message, sent, sessions } in received {
             let text = message.to_string();
             let operation = sent.as_ref().map_or("store.subscribe", |(operation, _)| operation);
-            let what = || format!("seed {}: client {guest} as {eyes:?}: {sent:?}\n{text}", self.seed);
+            let what = || format!("seed {}: client {participant} as {sessions:?}: {sent:?}\n{text}", self.seed);
             if let Some((operation, params)) = &sent {
-                self.judge_code(operation, params, &message, eyes[0], &what);
+                self.check_code(operation, params, &message, sessions[0], &what);
                 if *operation == "store.transaction" {
-                    self.judge_steps(params, &message, eyes[0], &what);
+                    self.check_steps(params, &message, sessions[0], &what);
                 }
             }
             let is_error = message["type"] == "error";
             let own = sent.as_ref().map(|(_, params)| params.to_string()).unwrap_or_default();
             let mut shown = Vec::new();
-            for mark in found(&text, "mk", 'x') {
+            for mark in find_words(&text, "mk", 'x') {
                 if is_error && own.contains(&mark) {
                     continue;
                 }
                 let (bucket, record) =
                     self.versions.get(&mark).unwrap_or_else(|| panic!("{mark} was never written: {}", what()));
-                let may_see = |who: &Option<usize>| self.laws.may_see(*who, operation, bucket, record);
-                assert!(eyes.iter().any(may_see), "{mark} is not for them: {record} in {bucket}: {}", what());
+                let may_see = |person: &Option<usize>| self.policy.may_see(*person, operation, bucket, record);
+                assert!(sessions.iter().any(may_see), "{mark} must not be visible: {record} in {bucket}: {}", what());
                 shown.push(record["id"].as_str().unwrap().to_owned());
             }
-            // The definitions of queries are no records, whatever keys are written in them.
-            let keys = if operation == "store.listQueries" { Vec::new() } else { found(&text, "key", 'y') };
+            // Query definitions are not records, even if they contain keys.
+            let keys = if operation == "store.listQueries" { Vec::new() } else { find_words(&text, "key", 'y') };
             for key in keys {
-                let marks = self.of_key.get(&key).into_iter().flatten();
+                let marks = self.marks_by_key.get(&key).into_iter().flatten();
                 let mut versions = marks.filter_map(|mark| self.versions.get(mark));
-                let is_known = self.guests[guest].keys.contains(&key)
+                let is_known = self.participants[participant].keys.contains(&key)
                     || versions.any(|(bucket, record)| {
-                        eyes.iter().any(|who| self.laws.may_see(*who, operation, bucket, record))
+                        sessions.iter().any(|person| self.policy.may_see(*person, operation, bucket, record))
                     });
-                assert!(is_known, "{key} is not for them: {}", what());
+                assert!(is_known, "{key} must not be visible: {}", what());
                 shown.push(key);
             }
             self.seen += shown.len();
-            self.guests[guest].keys.extend(shown);
+            self.participants[participant].keys.extend(shown);
         }
     }
 
-    /// Each step of a transaction is bound like the operation that does the same.
-    fn judge_steps(&self, params: &Json, reply: &Json, who: Option<usize>, what: &impl Fn() -> String) {
+    /// Checks that each step of a transaction is permitted like the corresponding operation.
+    fn check_steps(&self, params: &Json, reply: &Json, person: Option<usize>, what: &impl Fn() -> String) {
         let steps = params["operations"].as_array().into_iter().flatten();
-        for (place, step) in steps.enumerate() {
+        for (index, step) in steps.enumerate() {
             let operation = format!("store.{}", step["op"].as_str().unwrap());
             let bucket = step["bucket"].as_str().unwrap();
             for needed in [&*operation, "store.transaction"] {
-                if matches!(self.laws.may(who, needed, Some(bucket)), May::Nothing) {
+                if matches!(self.policy.access(person, needed, Some(bucket)), Access::Nothing) {
                     let code = reply["code"].as_str().unwrap_or_default();
                     assert!(["FORBIDDEN", "UNAUTHORIZED"].contains(&code), "{needed} on {bucket}: {}", what());
                 }
             }
-            for mark in found(&reply["data"]["results"][place]["data"].to_string(), "mk", 'x') {
+            for mark in find_words(&reply["data"]["results"][index]["data"].to_string(), "mk", 'x') {
                 let (bucket, record) = &self.versions[&mark];
-                let may_see = self.laws.may_see_in_step(who, &operation, bucket, record);
-                assert!(may_see, "{mark} is not for step {place}: {record} in {bucket}: {}", what());
+                let may_see = self.policy.may_see_in_step(person, &operation, bucket, record);
+                assert!(may_see, "{mark} must not be visible in step {index}: {record} in {bucket}: {}", what());
             }
         }
     }
 
-    /// Whether something is forbidden is as the laws say, where it can be told from the request alone.
-    fn judge_code(&self, operation: &str, params: &Json, reply: &Json, who: Option<usize>, what: &impl Fn() -> String) {
+    /// Checks the code of a reply against the policy, where the request alone determines it.
+    fn check_code(
+        &self,
+        operation: &str,
+        params: &Json,
+        reply: &Json,
+        person: Option<usize>,
+        what: &impl Fn() -> String,
+    ) {
         let is_read = [
             "get", "all", "where", "findOne", "count", "first", "last", "paginate", "sum", "avg", "min", "max", "query",
         ];
         let name = operation.strip_prefix("store.").unwrap_or_default();
         let Some(bucket) = params["bucket"].as_str() else { return };
-        // What is wrong with a request is told to whoever may make it of some bucket.
+        // Validation errors are shown to a user with access to any bucket.
         if reply["code"] == "VALIDATION_ERROR" && params["filter"]["mark"].get("$regex").is_some() {
             return;
         }
-        // Who does not have to be anybody may be nobody, since a session that is over is told so once.
-        if self.guests.iter().any(|guest| guest.who.is_none()) && reply["message"] == "Session expired" {
+        // An expired session is reported once, also if no login is required.
+        if self.participants.iter().any(|participant| participant.person.is_none())
+            && reply["message"] == "Session expired"
+        {
             return;
         }
-        let may = self.laws.may(who, operation, Some(bucket));
-        if matches!(may, May::Nothing) {
+        let access = self.policy.access(person, operation, Some(bucket));
+        if matches!(access, Access::Nothing) {
             assert_eq!(reply["type"], "error", "{}", what());
             let code = reply["code"].as_str().unwrap();
             assert!(["FORBIDDEN", "UNAUTHORIZED"].contains(&code), "{}", what());
@@ -406,81 +420,81 @@ impl World {
         }
     }
 
-    /// Waits until all that was pushed has come.
-    async fn settle(&mut self) {
-        let mut heard = Vec::new();
-        for guest in 0..self.guests.len() {
-            if !self.can_follow(guest) {
+    /// Waits until all pushes in flight have arrived.
+    async fn drain_pushes(&mut self) {
+        let mut received = Vec::new();
+        for participant in 0..self.participants.len() {
+            if !self.can_subscribe(participant) {
                 continue;
             }
             let mut sent = Vec::new();
             for params in [
-                json!({"config": {"bucket": BEAT}}),
-                json!({"config": {"bucket": BEAT}, "mode": "delta"}),
-                json!({"query": "hosted-beat"}),
+                json!({"config": {"bucket": BARRIER}}),
+                json!({"config": {"bucket": BARRIER}, "mode": "delta"}),
+                json!({"query": "hosted-barrier"}),
             ] {
-                sent.push(self.send(guest, "store.subscribe", params).await);
+                sent.push(self.send(participant, "store.subscribe", params).await);
             }
-            self.hear(guest, sent, &mut heard).await;
+            self.receive(participant, sent, &mut received).await;
         }
-        // What is told together with the first comes before the second.
+        // Pushes made together with the first barrier arrive before the second.
         for _ in 0..2 {
-            self.beats += 1;
-            let beat = format!("beat-{}-", self.beats);
-            let record = object(json!({"id": beat}));
-            self.house.write(move |draft| draft.insert(BEAT, record)).await;
-            for place in 0..self.guests.len() {
-                let mut left = if self.can_follow(place) { 3 } else { 0 };
+            self.barriers += 1;
+            let barrier = format!("barrier-{}-", self.barriers);
+            let record = object(json!({"id": barrier}));
+            self.test.write(move |draft| draft.insert(BARRIER, record)).await;
+            for index in 0..self.participants.len() {
+                let mut left = if self.can_subscribe(index) { 3 } else { 0 };
                 while left > 0 {
-                    let push = self.guests[place].client.push().await;
-                    left -= usize::from(push.to_string().contains(&beat));
-                    self.guests[place].client.keep_push(push);
-                    let eyes = [self.guests[place].who];
-                    self.take_pushes(place, &eyes, &mut heard);
+                    let push = self.participants[index].client.push().await;
+                    left -= usize::from(push.to_string().contains(&barrier));
+                    self.participants[index].client.requeue_push(push);
+                    let sessions = [self.participants[index].person];
+                    self.take_pushes(index, &sessions, &mut received);
                 }
             }
         }
-        self.judge(heard);
-        for place in 0..self.guests.len() {
-            // Whoever follows nothing has not been waited for.
-            if self.can_follow(place) {
-                self.guests[place].was.clear();
-                self.tidy(place).await;
+        self.check(received);
+        for index in 0..self.participants.len() {
+            // A client without subscriptions was not waited for.
+            if self.can_subscribe(index) {
+                self.participants[index].previous.clear();
+                self.unsubscribe_old(index).await;
             }
         }
     }
 
-    fn can_follow(&self, place: usize) -> bool {
-        self.guests[place].who.is_some() || !self.laws.is_required
+    fn can_subscribe(&self, index: usize) -> bool {
+        self.participants[index].person.is_some() || !self.policy.is_required
     }
 
-    /// Ends all but a few subscriptions.
-    async fn tidy(&mut self, place: usize) {
-        let mut ids: Vec<String> = self.guests[place].follows.iter().cloned().collect();
+    /// Cancels all but a few subscriptions.
+    async fn unsubscribe_old(&mut self, index: usize) {
+        let mut ids: Vec<String> = self.participants[index].subscriptions.iter().cloned().collect();
         ids.sort_by_key(|id| id["sub-".len()..].parse::<u64>().unwrap());
         let mut sent = Vec::new();
         for (order, id) in ids.into_iter().rev().enumerate() {
-            // The last three are those of the beat.
+            // The last three are those of the barrier.
             if !(3..=10).contains(&order) {
-                sent.push(self.send(place, "store.unsubscribe", json!({"subscriptionId": id})).await);
-                self.guests[place].follows.remove(&id);
+                sent.push(self.send(index, "store.unsubscribe", json!({"subscriptionId": id})).await);
+                self.participants[index].subscriptions.remove(&id);
             }
         }
-        let mut heard = Vec::new();
-        self.hear(place, sent, &mut heard).await;
-        self.judge(heard);
+        let mut received = Vec::new();
+        self.receive(index, sent, &mut received).await;
+        self.check(received);
     }
 
-    /// While nobody writes, everybody sees exactly what is theirs.
-    async fn compare(&mut self) {
-        for place in 0..self.guests.len() {
-            let who = self.guests[place].who;
+    /// Checks that each client sees exactly its rows, while no client writes.
+    async fn check_visible_rows(&mut self) {
+        for index in 0..self.participants.len() {
+            let person = self.participants[index].person;
             for bucket in BUCKETS {
-                let snapshot = self.house.store.snapshot();
+                let snapshot = self.test.store.snapshot();
                 let all: Vec<Json> =
                     snapshot.state.bucket(bucket).unwrap().rows().map(|row| Json::Object(row.to_record())).collect();
                 let own = |operation: &str| -> Vec<&Json> {
-                    all.iter().filter(|record| self.laws.may_see(who, operation, bucket, record)).collect()
+                    all.iter().filter(|record| self.policy.may_see(person, operation, bucket, record)).collect()
                 };
                 let sum =
                     |operation: &str| own(operation).iter().filter_map(|record| record["n"].as_u64()).sum::<u64>();
@@ -493,79 +507,84 @@ impl World {
                     ("store.query", json!({}), json!(own("store.query"))),
                 ];
                 for (operation, params, expected) in expected {
-                    if matches!(self.laws.may(who, operation, Some(bucket)), May::Nothing) {
+                    if matches!(self.policy.access(person, operation, Some(bucket)), Access::Nothing) {
                         continue;
                     }
                     let mut params = params;
                     params["bucket"] = json!(bucket);
-                    let data = self.guests[place].client.ask(operation, params).await;
+                    let data = self.participants[index].client.call(operation, params).await;
                     let is_same = match (data.as_f64(), expected.as_f64()) {
                         (Some(data), Some(expected)) => (data - expected).abs() < 0.001,
                         _ => data == expected,
                     };
-                    assert!(is_same, "seed {}: {who:?} {operation} {bucket}: {data} not {expected}", self.seed);
+                    assert!(is_same, "seed {}: {person:?} {operation} {bucket}: {data} not {expected}", self.seed);
                 }
             }
         }
     }
 
-    /// Some sessions are over after that, and hear nothing of what happens then, though they ask for nothing.
+    /// Expires some sessions, and checks that they receive no pushes without sending a request.
     async fn pass_time(&mut self) {
-        self.house.advance(2000);
+        self.test.advance(2000);
         self.now += 2000;
-        let now = crate::house::NOON + self.now;
+        let now = crate::test_server::START_MILLIS + self.now;
         let mut expired = Vec::new();
-        for (place, guest) in self.guests.iter_mut().enumerate() {
-            if guest.expires_at.is_some_and(|expires_at| expires_at <= now) {
-                (guest.who, guest.expires_at) = (None, None);
-                expired.push(place);
+        for (index, participant) in self.participants.iter_mut().enumerate() {
+            if participant.expires_at.is_some_and(|expires_at| expires_at <= now) {
+                (participant.person, participant.expires_at) = (None, None);
+                expired.push(index);
             }
         }
-        if !self.laws.is_required {
-            // They go on as nobody, when they have been told.
-            for place in expired {
-                assert_eq!(self.guests[place].client.fail("store.buckets", json!({})).await.0, "UNAUTHORIZED");
+        if !self.policy.is_required {
+            // They continue as anonymous clients after the error.
+            for index in expired {
+                assert_eq!(
+                    self.participants[index].client.call_err("store.buckets", json!({})).await.0,
+                    "UNAUTHORIZED"
+                );
             }
             return;
         }
         for bucket in BUCKETS {
             let mut record = self.record();
             record["name"] = Json::Null;
-            let row = self.house.write(move |draft| draft.insert(bucket, object(record))).await;
+            let row = self.test.write(move |draft| draft.insert(bucket, object(record))).await;
             self.register(bucket, &Json::Object(row.to_record()));
         }
-        self.settle().await;
-        let mut heard = Vec::new();
-        for place in expired {
-            let sent = self.send(place, "auth.whoami", json!({})).await;
-            self.hear(place, vec![sent], &mut heard).await;
+        self.drain_pushes().await;
+        let mut received = Vec::new();
+        for index in expired {
+            let sent = self.send(index, "auth.whoami", json!({})).await;
+            self.receive(index, vec![sent], &mut received).await;
         }
-        self.judge(heard);
+        self.check(received);
     }
 
-    /// Somebody is out, on all their connections.
+    /// Revokes a user, which ends all its connections.
     async fn revoke(&mut self) {
         let user = format!("user-{}", self.random.below(4));
-        let is_theirs = |guest: &Guest| guest.who.is_some_and(|who| self.laws.people[who].user == user);
-        let theirs: Vec<bool> = self.guests.iter().map(is_theirs).collect();
-        self.house.server.revoke_user(&user);
-        for (place, is_theirs) in theirs.into_iter().enumerate() {
+        let is_theirs = |participant: &Participant| {
+            participant.person.is_some_and(|person| self.policy.people[person].user == user)
+        };
+        let theirs: Vec<bool> = self.participants.iter().map(is_theirs).collect();
+        self.test.server.revoke_user(&user);
+        for (index, is_theirs) in theirs.into_iter().enumerate() {
             if is_theirs {
-                assert_eq!(self.guests[place].client.closed().await.0, 4002);
-                self.guests[place] = Guest::new(self.house.stranger().await);
+                assert_eq!(self.participants[index].client.closed().await.0, 4002);
+                self.participants[index] = Participant::new(self.test.anonymous().await);
             }
         }
     }
 
-    /// What somebody asks for next.
-    fn request(&mut self, guest: usize) -> (&'static str, Json) {
-        let is_stranger = self.guests[guest].who.is_none();
-        if self.random.one_in(if is_stranger && self.laws.is_required { 2 } else { 14 }) {
+    /// A random request of a client.
+    fn request(&mut self, participant: usize) -> (&'static str, Json) {
+        let is_anonymous = self.participants[participant].person.is_none();
+        if self.random.one_in(if is_anonymous && self.policy.is_required { 2 } else { 14 }) {
             return self.account();
         }
         if self.random.one_in(10) && !self.repeatable.is_empty() {
-            let place = self.random.below(self.repeatable.len());
-            return self.repeatable[place].clone();
+            let index = self.random.below(self.repeatable.len());
+            return self.repeatable[index].clone();
         }
         let bucket = self.random.pick(&BUCKETS);
         let with = |params: Json| {
@@ -590,7 +609,7 @@ impl World {
             12 => (self.random.pick(&["server.stats", "server.connections", "store.gett"]), json!({})),
             13 => ("store.getBucketSchema", json!({"name": bucket})),
             14 | 15 => ("store.query", with(self.query())),
-            16..=20 => ("store.subscribe", self.follow(guest, bucket)),
+            16..=20 => ("store.subscribe", self.subscribe_params(participant, bucket)),
             21 => ("store.unsubscribe", json!({"subscriptionId": format!("sub-{}", self.random.below(60))})),
             22 => (
                 "store.defineQuery",
@@ -612,17 +631,17 @@ impl World {
     fn account(&mut self) -> (&'static str, Json) {
         match self.random.below(8) {
             0 => ("auth.logout", json!({})),
-            1 => ("auth.login", json!({"token": "nobody"})),
+            1 => ("auth.login", json!({"token": "unknown"})),
             _ => {
-                let place = self.random.below(self.laws.people.len());
-                ("auth.login", json!({"token": self.laws.people[place].token}))
+                let index = self.random.below(self.policy.people.len());
+                ("auth.login", json!({"token": self.policy.people[index].token}))
             }
         }
     }
 
     fn write(&mut self, bucket: &'static str) -> (&'static str, Json) {
         let mut patch = json!({"mark": self.mark()});
-        let record = self.laws.record(&mut self.random);
+        let record = self.policy.record(&mut self.random);
         for field in ["owner", "team", "role", "n", "public"] {
             if self.random.one_in(4) {
                 patch[field] = record[field].clone();
@@ -651,7 +670,7 @@ impl World {
         }
     }
 
-    /// A step of a transaction, of any kind.
+    /// A random step of a transaction.
     fn step(&mut self) -> Json {
         let (bucket, key, filter) = (self.random.pick(&BUCKETS), self.key(), self.filter());
         let version = self.random.one_in(4).then(|| 1 + self.random.below(3));
@@ -670,7 +689,7 @@ impl World {
             5 => {
                 let mut patch = json!({"mark": self.mark()});
                 if self.random.one_in(2) {
-                    patch["owner"] = self.laws.record(&mut self.random)["owner"].clone();
+                    patch["owner"] = self.policy.record(&mut self.random)["owner"].clone();
                 }
                 json!({"op": "update", "key": key, "data": patch, "version": version})
             }
@@ -691,7 +710,7 @@ impl World {
         }
     }
 
-    /// The fields of a query, but for its bucket.
+    /// A random query without its bucket.
     fn query(&mut self) -> Json {
         let direction = self.random.pick(&["asc", "desc"]);
         let field = self.random.pick(&["n", "mark", "id"]);
@@ -707,7 +726,7 @@ impl World {
         }
     }
 
-    fn follow(&mut self, guest: usize, bucket: &str) -> Json {
+    fn subscribe_params(&mut self, participant: usize, bucket: &str) -> Json {
         let mut params = match self.random.below(6) {
             0 => json!({"query": format!("all-{bucket}")}),
             1 => json!({"query": format!("top-{bucket}")}),
@@ -724,21 +743,21 @@ impl World {
             1 => params["pos"] = json!(true),
             _ => params["mode"] = json!("delta"),
         }
-        if self.random.one_in(3) && !self.guests[guest].positions.is_empty() {
-            params["since"] = self.random.pick(&self.guests[guest].positions);
+        if self.random.one_in(3) && !self.participants[participant].positions.is_empty() {
+            params["since"] = self.random.pick(&self.participants[participant].positions);
         }
         params
     }
 }
 
-impl Guest {
+impl Participant {
     fn new(client: Client) -> Self {
         Self {
             client,
-            who: None,
+            person: None,
             expires_at: None,
-            was: Vec::new(),
-            follows: HashSet::new(),
+            previous: Vec::new(),
+            subscriptions: HashSet::new(),
             deltas: HashSet::new(),
             positions: Vec::new(),
             keys: HashSet::new(),
@@ -746,8 +765,8 @@ impl Guest {
     }
 }
 
-/// All that has this prefix, six digits and this end.
-fn found(text: &str, prefix: &str, end: char) -> Vec<String> {
+/// All words with this prefix, six digits and this suffix.
+fn find_words(text: &str, prefix: &str, end: char) -> Vec<String> {
     let starts = text.match_indices(prefix).map(|(start, _)| start);
     let words = starts.filter_map(|start| text.get(start..start + prefix.len() + 7));
     let is_one =

@@ -1,4 +1,4 @@
-//! The server: a process on one port and one directory, which is killed and comes back.
+//! A server process on a fixed port and data directory that can be killed and restarted.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,20 +8,20 @@ use serde_json::json;
 use tempfile::TempDir;
 use tidewire_testkit::{Port, Process};
 
-/// A server that comes back with its data.
-pub(super) struct Site {
+/// A server process that is restarted with its data.
+pub(super) struct RestartableServer {
     port: Port,
     dir: TempDir,
     process: Process,
 }
 
-impl Site {
-    pub(super) fn open() -> Self {
+impl RestartableServer {
+    pub(super) fn start() -> Self {
         let (port, dir) = (Port::reserve(), tempfile::tempdir().unwrap());
-        // So little that a slow reader comes to feel it.
+        // Small enough that slow readers reach the limit.
         let config = json!({"backpressure": {"maxBufferedBytes": 96 << 10}});
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-        let process = start(&port, dir.path());
+        let process = spawn_server(&port, dir.path());
         Self { port, dir, process }
     }
 
@@ -29,31 +29,31 @@ impl Site {
         self.port.addr()
     }
 
-    /// Ends it without warning, and starts it again.
+    /// Kills the process with SIGKILL and restarts it.
     pub(super) fn kill(&mut self) {
         self.process.kill();
         self.check();
-        self.process = start(&self.port, self.dir.path());
+        self.process = spawn_server(&self.port, self.dir.path());
     }
 
-    /// Asks it to end, waits until it has, and starts it again.
+    /// Stops the process with SIGTERM and restarts it.
     pub(super) fn stop(&mut self) {
         self.process.terminate();
         let status = self.process.wait();
         self.check();
-        assert!(status.success(), "it ended with {status}: {}", self.process.output());
-        self.process = start(&self.port, self.dir.path());
+        assert!(status.success(), "exited with {status}: {}", self.process.output());
+        self.process = spawn_server(&self.port, self.dir.path());
     }
 
-    /// Whatever its clients do, it has no faults of its own.
+    /// Checks that the log has no panics or errors.
     pub(super) fn check(&self) {
         let output = self.process.output();
         let is_fault = |line: &&str| line.contains("panicked") || line.contains("\"ERROR\"");
-        assert_eq!(output.lines().find(is_fault), None, "a fault of the server:\n{output}");
+        assert_eq!(output.lines().find(is_fault), None, "a panic or error in the log:\n{output}");
     }
 }
 
-fn start(port: &Port, dir: &Path) -> Process {
+fn spawn_server(port: &Port, dir: &Path) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidewire"));
     command.env("RUST_LOG", "warn").args(["--durability", "always", "--grace", "500", "--port"]);
     command.arg(port.number().to_string()).arg("--config").arg(dir.join("config.json"));

@@ -1,4 +1,4 @@
-//! Costly requests: they cost their own connection, and have limits.
+//! Expensive requests: they delay only their own connection, and are limited.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, options, serve_store};
-use crate::house::{House, object, only, own_rows, tokens, user};
-use crate::page::Page;
+use crate::metrics_page::MetricsPage;
+use crate::test_server::{TestServer, allow_only, object, own_rows, tokens, user};
 
-/// A server with a bucket of 16 records of a megabyte each, and a small one.
+/// Starts a server with a bucket of 16 records of a megabyte each, and a small bucket.
 async fn serve_texts(options: ServerOptions) -> Server {
     let store = Store::memory(StoreOptions::default());
     let config = json!({"key": "id", "schema": {"id": {"type": "number"}}});
@@ -31,61 +31,61 @@ async fn serve_texts(options: ServerOptions) -> Server {
     serve_store(store, options).await
 }
 
-/// A filter that takes seconds on the texts: each condition searches all of them. A request with it is parsed on its I/O thread, so it
-/// is once on the pool.
-fn costly_filter() -> Json {
+/// A filter that takes seconds on the texts: each condition searches all of them. A request with it is small enough to be parsed on
+/// the I/O thread, so it enters the pool once.
+fn expensive_filter() -> Json {
     let condition = |n: usize| json!({"text": {"$contains": format!("{}{n}", "spring tide ".repeat(12))}});
     json!({"$or": (0..256).map(condition).collect::<Vec<_>>()})
 }
 
 async fn wait_for_pool(server: &Server, requests: u64) {
     wait_until_async("the pool has this many requests", PATIENCE, async || {
-        Page::of(server).await.get("pool_requests") == requests
+        MetricsPage::read(server).await.get("pool_requests") == requests
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_costly_read_delays_no_other_client_and_ends_with_its_own() {
+async fn expensive_read_delays_no_other_client_and_ends_with_its_connection() {
     let server = serve_texts(options()).await;
     let (mut hostile, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
-    hostile.send("store.count", json!({"bucket": "texts", "filter": costly_filter()})).await;
+    hostile.send("store.count", json!({"bucket": "texts", "filter": expensive_filter()})).await;
     wait_for_pool(&server, 1).await;
-    // The one thread of the server is free.
-    assert_eq!(other.ask("store.get", json!({"bucket": "small", "key": 1})).await["id"], 1);
-    assert_eq!(other.ask("store.count", json!({"bucket": "small"})).await, 1);
-    assert_eq!(Page::of(&server).await.get("pool_requests"), 1, "the costly one goes on");
+    // The only thread of the server is free.
+    assert_eq!(other.call("store.get", json!({"bucket": "small", "key": 1})).await["id"], 1);
+    assert_eq!(other.call("store.count", json!({"bucket": "small"})).await, 1);
+    assert_eq!(MetricsPage::read(&server).await.get("pool_requests"), 1, "the expensive read still runs");
     drop(hostile);
     wait_for_pool(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_costly_read_ends_at_its_deadline() {
+async fn expensive_read_ends_at_its_timeout() {
     let options = options().request_timeout(Duration::from_millis(100));
     let server = serve_texts(options).await;
     let mut client = Client::connect(&server).await;
     for (operation, params) in [
-        ("store.count", json!({"bucket": "texts", "filter": costly_filter()})),
-        ("store.findOne", json!({"bucket": "texts", "filter": costly_filter()})),
-        ("store.query", json!({"bucket": "texts", "filter": costly_filter(), "sort": {"id": "desc"}})),
-        ("store.sum", json!({"bucket": "texts", "filter": costly_filter(), "field": "id"})),
+        ("store.count", json!({"bucket": "texts", "filter": expensive_filter()})),
+        ("store.findOne", json!({"bucket": "texts", "filter": expensive_filter()})),
+        ("store.query", json!({"bucket": "texts", "filter": expensive_filter(), "sort": {"id": "desc"}})),
+        ("store.sum", json!({"bucket": "texts", "filter": expensive_filter(), "field": "id"})),
     ] {
-        assert_eq!(client.fail(operation, params).await.0, "TIMEOUT", "{operation}");
+        assert_eq!(client.call_err(operation, params).await.0, "TIMEOUT", "{operation}");
         wait_for_pool(&server, 0).await;
     }
-    assert_eq!(Page::of(&server).await.get("requests_timed_out_total"), 4);
+    assert_eq!(MetricsPage::read(&server).await.get("requests_timed_out_total"), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cheap_reads_do_not_use_the_pool() {
     let server = serve_texts(options()).await;
     let mut client = Client::connect(&server).await;
-    client.ask("store.where", json!({"bucket": "small", "filter": {"id": 1}})).await;
-    client.ask("store.where", json!({"bucket": "texts", "filter": {"id": 70}})).await;
-    client.ask("store.count", json!({"bucket": "texts"})).await;
-    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 0);
-    client.ask("store.first", json!({"bucket": "texts", "n": 3})).await;
-    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 1);
+    client.call("store.where", json!({"bucket": "small", "filter": {"id": 1}})).await;
+    client.call("store.where", json!({"bucket": "texts", "filter": {"id": 70}})).await;
+    client.call("store.count", json!({"bucket": "texts"})).await;
+    assert_eq!(MetricsPage::read(&server).await.get("requests_on_pool_total"), 0);
+    client.call("store.first", json!({"bucket": "texts", "n": 3})).await;
+    assert_eq!(MetricsPage::read(&server).await.get("requests_on_pool_total"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,45 +100,45 @@ async fn large_requests_are_parsed_on_the_pool_and_keep_their_order() {
         sent.push(client.send("store.upsert", large(7, &format!("{text} {round}"))).await);
         sent.push(client.send("store.get", json!({"bucket": "small", "key": 7})).await);
     }
-    for (place, id) in sent.into_iter().enumerate() {
+    for (index, id) in sent.into_iter().enumerate() {
         let reply = client.reply(id).await;
         let found = reply["data"]["text"].as_str().unwrap();
-        let round = place / 3;
-        let expected = if place % 3 == 0 { format!("before {round}") } else { format!("{text} {round}") };
-        assert!(*found == expected, "request {place} has the text {:?}…", &found[..20.min(found.len())]);
+        let round = index / 3;
+        let expected = if index % 3 == 0 { format!("before {round}") } else { format!("{text} {round}") };
+        assert!(*found == expected, "request {index} has the text {:?}…", &found[..20.min(found.len())]);
     }
-    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 20);
+    assert_eq!(MetricsPage::read(&server).await.get("requests_on_pool_total"), 20);
 
-    // What is no request has the same errors as a short message.
+    // Invalid large messages get the same errors as small ones.
     client.send_text(format!("{{\"id\": 1, \"type\": {text}")).await;
     assert_eq!(client.reply(0).await["code"], "PARSE_ERROR");
     client.send_text(format!("{{\"type\": \"{text}\"}}")).await;
     assert_eq!(client.reply(0).await["code"], "INVALID_REQUEST");
     client.send_text(format!("{{\"type\": \"pong\", \"timestamp\": 1, \"text\": \"{text}\"}}")).await;
-    assert_eq!(client.fail("store.nothing", json!({"text": text})).await.0, "UNKNOWN_OPERATION");
+    assert_eq!(client.call_err("store.nothing", json!({"text": text})).await.0, "UNKNOWN_OPERATION");
     assert_eq!(
-        client.fail("store.insert", json!({"bucket": "none", "data": {"text": text}})).await.0,
+        client.call_err("store.insert", json!({"bucket": "none", "data": {"text": text}})).await.0,
         "BUCKET_NOT_DEFINED"
     );
-    client.ask("store.get", json!({"bucket": "small", "key": 7})).await;
+    client.call("store.get", json!({"bucket": "small", "key": 7})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_comes_after_the_reply_to_the_large_write_that_caused_it() {
+async fn push_follows_the_reply_to_the_large_write_that_caused_it() {
     let server = serve_texts(options()).await;
     let mut client = Client::connect(&server).await;
-    client.ask("store.subscribe", json!({"config": {"bucket": "small", "fields": ["id"]}})).await;
+    client.call("store.subscribe", json!({"config": {"bucket": "small", "fields": ["id"]}})).await;
     for id in 10..30 {
         let data = json!({"id": id, "text": "x".repeat(70_000)});
         let id = client.send("store.insert", json!({"bucket": "small", "data": data})).await;
-        // Nothing was pushed before the reply.
+        // No push before the reply.
         assert_eq!(client.receive().await["id"], id);
         assert_eq!(client.push().await["type"], "push");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filters_have_a_limited_number_of_conditions() {
+async fn number_of_filter_conditions_is_limited() {
     let options = options().max_filter_conditions(3);
     let server = serve_texts(options).await;
     let mut client = Client::connect(&server).await;
@@ -158,36 +158,35 @@ async fn filters_have_a_limited_number_of_conditions() {
         ]
     };
     for (operation, params) in requests(filter(4)) {
-        let (code, error) = client.fail(operation, params).await;
+        let (code, error) = client.call_err(operation, params).await;
         let expected = "the filter has 4 conditions; at most 3 are allowed. Use $in to match many values";
         assert_eq!((&*code, &error["message"]), ("VALIDATION_ERROR", &json!(expected)), "{operation}");
     }
     let query = json!({"name": "q", "config": {"bucket": "small", "filter": filter(4)}});
-    assert_eq!(client.fail("store.defineQuery", query).await.0, "VALIDATION_ERROR");
+    assert_eq!(client.call_err("store.defineQuery", query).await.0, "VALIDATION_ERROR");
     let many = json!({"id": {"$in": (0..1000).collect::<Vec<_>>()}});
     for (operation, params) in requests(filter(3)).into_iter().chain(requests(many)) {
-        client.ask(operation, params).await;
+        client.call(operation, params).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn conditions_of_row_permissions_are_not_counted() {
-    let auth = only(tokens([user("mara", &["writer"])]), [own_rows("writer")]);
-    let house = House::open_with(options().auth(auth).max_filter_conditions(1)).await;
-    house
-        .bucket("tasks", [json!({"id": "a", "owner": "mara", "n": 1}), json!({"id": "b", "owner": "petr", "n": 1})])
+async fn row_permission_filters_do_not_count_as_conditions() {
+    let auth = allow_only(tokens([user("mara", &["writer"])]), [own_rows("writer")]);
+    let test = TestServer::start_with(options().auth(auth).max_filter_conditions(1)).await;
+    test.bucket("tasks", [json!({"id": "a", "owner": "mara", "n": 1}), json!({"id": "b", "owner": "petr", "n": 1})])
         .await;
-    let mut mara = house.client("mara").await;
-    assert_eq!(mara.ask("store.count", json!({"bucket": "tasks", "filter": {"n": 1}})).await, 1);
+    let mut mara = test.client("mara").await;
+    assert_eq!(mara.call("store.count", json!({"bucket": "tasks", "filter": {"n": 1}})).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_with_a_long_read_is_refused_with_the_index_that_it_lacks() {
+async fn transaction_with_a_long_read_is_rejected_with_an_index_hint() {
     let server = serve_texts(options()).await;
     let mut client = Client::connect(&server).await;
-    // 256 searches of the texts take seconds. The writer gives up after 50 ms of work.
-    let step = json!({"op": "count", "bucket": "texts", "filter": costly_filter()});
-    let (code, error) = client.fail("store.transaction", json!({"operations": [step]})).await;
+    // 256 searches of the texts take seconds. The writer stops after 50 ms of work.
+    let step = json!({"op": "count", "bucket": "texts", "filter": expensive_filter()});
+    let (code, error) = client.call_err("store.transaction", json!({"operations": [step]})).await;
     let expected = "operations[0]: the reads of the write exceed the limit of 50 ms in bucket \"texts\": \
                     use a filter that an index can serve, or read before the transaction";
     assert_eq!((&*code, &error["message"]), ("TOO_LARGE", &json!(expected)));
@@ -195,20 +194,20 @@ async fn a_transaction_with_a_long_read_is_refused_with_the_index_that_it_lacks(
         (0..255).map(|n| json!({"text": {"$contains": format!("{}{n}", "tide ".repeat(20))}})).collect();
     let filter = json!({"text": {"$startsWith": "spring"}, "$or": conditions});
     let step = json!({"op": "findOne", "bucket": "texts", "filter": filter});
-    let (_, error) = client.fail("store.transaction", json!({"operations": [step]})).await;
+    let (_, error) = client.call_err("store.transaction", json!({"operations": [step]})).await;
     assert!(error["message"].as_str().unwrap().contains("define an index on \"text\""), "{error}");
-    client.ask("store.insert", json!({"bucket": "small", "data": {"id": 2}})).await;
+    client.call("store.insert", json!({"bucket": "small", "data": {"id": 2}})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn long_listings_are_made_on_the_pool() {
+async fn long_listings_are_produced_on_the_pool() {
     let options = options().max_result_bytes(30_000);
     let server = serve_texts(options).await;
     let mut client = Client::connect(&server).await;
     for operation in ["store.buckets", "store.stats", "server.stats", "server.connections"] {
-        client.ask(operation, json!({})).await;
+        client.call(operation, json!({})).await;
     }
-    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 0);
+    assert_eq!(MetricsPage::read(&server).await.get("requests_on_pool_total"), 0);
     let config = json!({"key": "id", "schema": {"id": {"type": "number"}}});
     for n in 0..600 {
         client.send("store.defineBucket", json!({"name": format!("b{n}"), "config": config})).await;
@@ -216,56 +215,56 @@ async fn long_listings_are_made_on_the_pool() {
     for id in 5..605 {
         client.reply(id).await;
     }
-    assert_eq!(client.ask("store.buckets", json!({})).await["count"], 602);
-    assert_eq!(client.ask("store.stats", json!({})).await["buckets"]["count"], 602);
-    assert_eq!(client.ask("server.stats", json!({})).await["store"]["buckets"]["count"], 602);
-    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 3);
+    assert_eq!(client.call("store.buckets", json!({})).await["count"], 602);
+    assert_eq!(client.call("store.stats", json!({})).await["buckets"]["count"], 602);
+    assert_eq!(client.call("server.stats", json!({})).await["store"]["buckets"]["count"], 602);
+    assert_eq!(MetricsPage::read(&server).await.get("requests_on_pool_total"), 3);
     let filter = json!({"text": {"$in": ["x".repeat(1000)]}});
     for n in 0..50 {
         let config = json!({"bucket": "small", "filter": filter});
-        client.ask("store.defineQuery", json!({"name": format!("q{n}"), "config": config})).await;
+        client.call("store.defineQuery", json!({"name": format!("q{n}"), "config": config})).await;
     }
-    assert_eq!(client.fail("store.listQueries", json!({})).await.0, "TOO_LARGE");
+    assert_eq!(client.call_err("store.listQueries", json!({})).await.0, "TOO_LARGE");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn costly_subscriptions_delay_no_push_of_another_bucket() {
+async fn expensive_subscriptions_do_not_delay_pushes_of_other_buckets() {
     let server = serve_texts(options()).await;
     let (mut hostile, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
-    other.ask("store.subscribe", json!({"config": {"bucket": "small"}})).await;
+    other.call("store.subscribe", json!({"config": {"bucket": "small"}})).await;
     for limit in 1..=3 {
-        let config = json!({"bucket": "texts", "filter": costly_filter(), "limit": limit});
+        let config = json!({"bucket": "texts", "filter": expensive_filter(), "limit": limit});
         hostile.send("store.subscribe", json!({"config": config})).await;
     }
     wait_until_async("a query is evaluated", PATIENCE, async || {
-        Page::of(&server).await.get("live_evaluations_total") > 0
+        MetricsPage::read(&server).await.get("live_evaluations_total") > 0
     })
     .await;
     for id in 2..5 {
-        other.ask("store.insert", json!({"bucket": "small", "data": {"id": id}})).await;
+        other.call("store.insert", json!({"bucket": "small", "data": {"id": id}})).await;
         assert_eq!(other.push().await["data"].as_array().unwrap().len(), id);
     }
-    let page = Page::of(&server).await;
-    assert_eq!(page.get("live_queries"), 1, "the costly ones are not evaluated yet");
+    let page = MetricsPage::read(&server).await;
+    assert_eq!(page.get("live_queries"), 1, "the expensive queries are not evaluated yet");
     assert!(page.get("live_kept_bytes") > 0);
     drop(hostile);
-    // Nobody waits for the evaluations, so they end.
+    // No subscriber is left, so the evaluations are cancelled.
     wait_until_async("the evaluations end", PATIENCE, async || server.stats().subscriptions == 1).await;
-    assert_eq!(Page::of(&server).await.get("live_reevaluations_total"), 0);
+    assert_eq!(MetricsPage::read(&server).await.get("live_reevaluations_total"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_that_takes_too_much_work_at_commits_ends() {
+async fn subscription_that_is_too_expensive_at_commits_ends() {
     let server = serve_texts(options()).await;
     let (mut hostile, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
-    let config = json!({"bucket": "small", "filter": costly_filter()});
-    hostile.ask("store.subscribe", json!({"config": config, "pos": true})).await;
-    other.ask("store.subscribe", json!({"config": {"bucket": "small"}, "mode": "delta"})).await;
+    let config = json!({"bucket": "small", "filter": expensive_filter()});
+    hostile.call("store.subscribe", json!({"config": config, "pos": true})).await;
+    other.call("store.subscribe", json!({"config": {"bucket": "small"}, "mode": "delta"})).await;
     let text = "spring tide ".repeat(70_000);
-    other.ask("store.insert", json!({"bucket": "small", "data": {"id": 2, "text": text}})).await;
+    other.call("store.insert", json!({"bucket": "small", "data": {"id": 2, "text": text}})).await;
     assert_eq!(hostile.push().await["error"]["code"], "RATE_LIMITED");
     assert_eq!(other.push().await["data"]["added"][0]["id"], 2);
-    assert_eq!(Page::of(&server).await.get("live_too_costly_total"), 1);
-    // The connection goes on.
-    hostile.ask("store.get", json!({"bucket": "small", "key": 1})).await;
+    assert_eq!(MetricsPage::read(&server).await.get("live_too_costly_total"), 1);
+    // The connection stays open.
+    hostile.call("store.get", json!({"bucket": "small", "key": 1})).await;
 }

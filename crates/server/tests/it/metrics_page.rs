@@ -1,4 +1,4 @@
-//! The page of `/metrics`, as a scraper reads it.
+//! The `/metrics` page as a scraper reads it.
 
 use std::collections::BTreeMap;
 
@@ -6,26 +6,26 @@ use tidewire::Server;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::raw::Raw;
+use crate::raw::RawClient;
 
 /// The samples of one page, by name and labels, without the prefix `tidewire_`.
 #[derive(Debug)]
-pub(crate) struct Page {
-    /// The names after `# TYPE`, each with its type.
+pub(crate) struct MetricsPage {
+    /// The type of each metric, from its `# TYPE` line.
     pub(crate) types: BTreeMap<String, String>,
     samples: BTreeMap<String, String>,
 }
 
-impl Page {
+impl MetricsPage {
     /// Reads the page of a server.
-    pub(crate) async fn of(server: &Server) -> Self {
-        Self::try_of(server).await.expect("the server has a permit for another socket")
+    pub(crate) async fn read(server: &Server) -> Self {
+        Self::try_read(server).await.expect("no socket permit for the scraper")
     }
 
-    /// Reads the page of a server that may have no permit for another socket.
-    pub(crate) async fn try_of(server: &Server) -> Option<Self> {
-        let mut raw = Raw::connect(server).await;
-        // A socket that is refused may be closed before it is written to.
+    /// Reads the page, or returns `None` if the server has no permit for another socket.
+    pub(crate) async fn try_read(server: &Server) -> Option<Self> {
+        let mut raw = RawClient::connect(server).await;
+        // A refused socket may be closed before it is written to.
         let _ = raw.stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
         if !raw.has_response().await {
             return None;
@@ -39,45 +39,49 @@ impl Page {
         for line in text.lines() {
             if let Some(line) = line.strip_prefix("# TYPE tidewire_") {
                 let (name, kind) = line.split_once(' ').unwrap();
-                assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} is there twice");
+                assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "duplicate metric {name}");
             } else if !line.starts_with('#') {
                 let (name, value) = line.strip_prefix("tidewire_").unwrap().rsplit_once(' ').unwrap();
-                assert!(samples.insert(name.to_owned(), value.to_owned()).is_none(), "{name} is there twice");
+                assert!(samples.insert(name.to_owned(), value.to_owned()).is_none(), "duplicate sample {name}");
             }
         }
         Self { types, samples }
     }
 
-    /// The text of a sample: the name, and its labels as they are on the page.
+    /// The text of a sample, by its name with labels as on the page.
     pub(crate) fn text(&self, sample: &str) -> Option<&str> {
         self.samples.get(sample).map(String::as_str)
     }
 
-    /// The value of a sample that must be there.
+    /// The value of a sample. Panics if it is missing.
     pub(crate) fn get(&self, sample: &str) -> u64 {
         let text = self.text(sample).unwrap_or_else(|| panic!("{sample} is not on the page: {self:?}"));
         text.parse().unwrap_or_else(|_| panic!("{sample} is {text}"))
     }
 
-    /// Requests to an operation with this outcome.
+    /// The number of requests to an operation with this outcome.
     pub(crate) fn requests(&self, operation: &str, outcome: &str) -> u64 {
         let sample = format!("operation_requests_total{{operation=\"{operation}\",outcome=\"{outcome}\"}}");
         self.text(&sample).map_or(0, |text| text.parse().unwrap())
     }
 
-    /// Connections that have ended for this reason.
+    /// The number of connections that ended for this reason.
     pub(crate) fn ended(&self, reason: &str) -> u64 {
         self.get(&format!("connections_ended_total{{reason=\"{reason}\"}}"))
     }
 }
 
-/// The value of one metric now.
+/// The current value of one metric.
 pub(crate) async fn metric(server: &Server, name: &str) -> u64 {
-    Page::of(server).await.get(name)
+    MetricsPage::read(server).await.get(name)
 }
 
-/// Waits until the page shows this.
-pub(crate) async fn wait_for(server: &Server, what: &str, condition: impl Fn(&Page) -> bool) -> Page {
-    wait_until_async(what, PATIENCE, async || condition(&Page::of(server).await)).await;
-    Page::of(server).await
+/// Waits until the page satisfies the condition.
+pub(crate) async fn wait_for_metrics(
+    server: &Server,
+    what: &str,
+    condition: impl Fn(&MetricsPage) -> bool,
+) -> MetricsPage {
+    wait_until_async(what, PATIENCE, async || condition(&MetricsPage::read(server).await)).await;
+    MetricsPage::read(server).await
 }

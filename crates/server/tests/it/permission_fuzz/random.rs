@@ -1,6 +1,6 @@
-//! Choices that are the same for the same seed.
+//! A deterministic random generator.
 
-/// The generator that is called `SplitMix64`.
+/// The `SplitMix64` generator.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -12,12 +12,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Less than this.
+    /// A number less than `bound`.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).unwrap_or_default()
     }
 
-    /// One time of so many.
+    /// True once in `times`, on average.
     pub(super) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
