@@ -47,8 +47,8 @@ impl<R> NetChanges<R> {
 
     /// Adds a later change.
     pub(crate) fn add(&mut self, change: NetChange<R>) {
-        let place = *self.by_ordinal.entry(change.ordinal).or_insert(self.nets.len());
-        match self.nets.get_mut(place) {
+        let index = *self.by_ordinal.entry(change.ordinal).or_insert(self.nets.len());
+        match self.nets.get_mut(index) {
             Some(known) => known.new = change.new,
             None => self.nets.push(change),
         }

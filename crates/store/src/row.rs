@@ -19,7 +19,7 @@ use crate::Value;
 /// A stored record.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Row {
-    /// The number of members (2 bytes), an [`Entry`] for each, and the text.
+    /// The number of members (2 bytes), a [`MemberEntry`] for each, and the text.
     bytes: Arc<[u8]>,
 }
 
@@ -45,7 +45,7 @@ impl Field {
 }
 
 /// The location of a member. The end of its value follows from the start of the next member.
-struct Entry {
+struct MemberEntry {
     /// The offset of the value in the text, after `"name":`.
     start: u32,
     /// The length of the name in the text, including escapes.
@@ -53,7 +53,7 @@ struct Entry {
     hash: u16,
 }
 
-impl Entry {
+impl MemberEntry {
     const SIZE: usize = 8;
 
     fn write(&self, bytes: &mut Vec<u8>) {
@@ -137,7 +137,7 @@ impl Row {
             let start = text.len();
             push_json(&mut text, value);
             let too_large = |len: usize| RowError::TooLarge { len, max: u32::MAX as usize };
-            entries.push(Entry {
+            entries.push(MemberEntry {
                 hash: hash(name),
                 start: u32::try_from(start).map_err(|_| too_large(text.len()))?,
                 name_len: u16::try_from(name_len)
@@ -159,8 +159,8 @@ impl Row {
         Ok(Self::assemble(count, &entries, text.as_bytes()))
     }
 
-    fn assemble(count: u16, entries: &[Entry], text: &[u8]) -> Self {
-        let mut bytes = Vec::with_capacity(2 + entries.len() * Entry::SIZE + text.len());
+    fn assemble(count: u16, entries: &[MemberEntry], text: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(2 + entries.len() * MemberEntry::SIZE + text.len());
         bytes.extend(count.to_le_bytes());
         for entry in entries {
             entry.write(&mut bytes);
@@ -174,21 +174,22 @@ impl Row {
     }
 
     /// Returns the members, each with the end of its value.
-    fn entries(&self) -> impl Iterator<Item = (Entry, usize)> {
-        let (table, text) = self.bytes[2..].split_at(self.member_count() * Entry::SIZE);
+    fn entries(&self) -> impl Iterator<Item = (MemberEntry, usize)> {
+        let (table, text) = self.bytes[2..].split_at(self.member_count() * MemberEntry::SIZE);
         let end = text.len() - 1;
         (0..self.member_count()).map(move |index| {
-            let entry =
-                |index: usize| table.get(index * Entry::SIZE..).filter(|rest| !rest.is_empty()).map(Entry::read);
+            let entry = |index: usize| {
+                table.get(index * MemberEntry::SIZE..).filter(|rest| !rest.is_empty()).map(MemberEntry::read)
+            };
             // A value is followed by a comma and the quote of the next name, or by the end.
             let end = entry(index + 1).map_or(end, |next| next.name_start() - 2);
-            (Entry::read(&table[index * Entry::SIZE..]), end)
+            (MemberEntry::read(&table[index * MemberEntry::SIZE..]), end)
         })
     }
 
     /// Returns the record as compact JSON text, in bytes. Unlike [`text`](Self::text), this does not validate UTF-8 again.
     pub fn text_bytes(&self) -> &[u8] {
-        &self.bytes[2 + self.member_count() * Entry::SIZE..]
+        &self.bytes[2 + self.member_count() * MemberEntry::SIZE..]
     }
 
     /// Returns the record as compact JSON text.
@@ -206,7 +207,7 @@ impl Row {
     pub fn text_of(&self, field: &Field) -> Option<&str> {
         let text = self.text_bytes();
         let is_field =
-            |(entry, _): &(Entry, usize)| entry.hash == field.hash && is_name(name_of(text, entry), &field.name);
+            |(entry, _): &(MemberEntry, usize)| entry.hash == field.hash && is_name(name_of(text, entry), &field.name);
         self.entries().find(is_field).map(|(entry, end)| as_text(&text[entry.start as usize..end]))
     }
 
@@ -230,7 +231,7 @@ impl Row {
 /// Collects the locations of the members of a compact text.
 struct Members<'a, 'e> {
     text: &'a str,
-    entries: &'e mut Vec<Entry>,
+    entries: &'e mut Vec<MemberEntry>,
 }
 
 impl<'a> Visitor<'a> for Members<'a, '_> {
@@ -252,7 +253,7 @@ impl<'a> Visitor<'a> for Members<'a, '_> {
             if self.text.as_bytes()[end] != b'"' || &self.text.as_bytes()[start - 2..start] != b"\":" {
                 return Err(malformed());
             }
-            self.entries.push(Entry {
+            self.entries.push(MemberEntry {
                 hash,
                 start: u32::try_from(start).map_err(|_| malformed())?,
                 name_len: u16::try_from(name_len).map_err(|_| malformed())?,
@@ -286,7 +287,7 @@ impl Visitor<'_> for NameVisitor {
     }
 }
 
-fn name_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
+fn name_of<'a>(text: &'a [u8], entry: &MemberEntry) -> &'a str {
     as_text(&text[entry.name_start()..entry.start as usize - 2])
 }
 

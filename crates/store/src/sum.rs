@@ -48,10 +48,10 @@ impl Sum {
         let mut digits = [0; MAX_DIGITS];
         digits[self.first..self.first + self.digits.len()].copy_from_slice(&self.digits);
         let sign = if self.integers < 0 { -1 } else { 1 };
-        for place in 0..4 {
+        for index in 0..4 {
             #[expect(clippy::cast_possible_truncation, reason = "it is split into digits")]
-            let part = (self.integers.unsigned_abs() >> (place * DIGIT_BITS)) as u32;
-            spread(u64::from(part), ONE_BIT + place * DIGIT_BITS, |place, part| digits[place] += sign * part);
+            let part = (self.integers.unsigned_abs() >> (index * DIGIT_BITS)) as u32;
+            spread(u64::from(part), ONE_BIT + index * DIGIT_BITS, |index, part| digits[index] += sign * part);
         }
         let mut is_negative = false;
         if carry(&mut digits) < 0 {
@@ -77,10 +77,10 @@ impl Sum {
             return;
         }
         // Subnormal floats have no implicit leading bit, and the exponent of the smallest normal floats.
-        let (mantissa, place) = if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
+        let (mantissa, index) = if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
         let sign = if number < 0.0 { -sign } else { sign };
-        self.extend_to(place / DIGIT_BITS..=place / DIGIT_BITS + 2);
-        spread(mantissa, place, |place, part| self.digits[place - self.first] += sign * part);
+        self.extend_to(index / DIGIT_BITS..=index / DIGIT_BITS + 2);
+        spread(mantissa, index, |index, part| self.digits[index - self.first] += sign * part);
         self.uncarried += 1;
         if self.uncarried == 1 << 30 {
             self.uncarried = 0;
@@ -94,25 +94,25 @@ impl Sum {
     }
 
     /// Extends the digits to cover these indexes.
-    fn extend_to(&mut self, places: RangeInclusive<usize>) {
+    fn extend_to(&mut self, indexes: RangeInclusive<usize>) {
         if self.digits.is_empty() {
-            self.first = *places.start();
+            self.first = *indexes.start();
         }
-        let before = self.first.saturating_sub(*places.start());
+        let before = self.first.saturating_sub(*indexes.start());
         self.digits.splice(..0, std::iter::repeat_n(0, before));
         self.first -= before;
-        let len = (places.end() + 1).saturating_sub(self.first);
+        let len = (indexes.end() + 1).saturating_sub(self.first);
         self.digits.resize(len.max(self.digits.len()), 0);
     }
 }
 
 /// Splits up to 64 bits at a bit offset into digits.
-fn spread(bits: u64, place: usize, mut add: impl FnMut(usize, i64)) {
-    let shifted = u128::from(bits) << (place % DIGIT_BITS);
+fn spread(bits: u64, index: usize, mut add: impl FnMut(usize, i64)) {
+    let shifted = u128::from(bits) << (index % DIGIT_BITS);
     for digit in 0..3 {
         #[expect(clippy::cast_possible_truncation, reason = "it is split into digits")]
         let part = (shifted >> (digit * DIGIT_BITS)) as u32;
-        add(place / DIGIT_BITS + digit, i64::from(part));
+        add(index / DIGIT_BITS + digit, i64::from(part));
     }
 }
 
@@ -129,11 +129,11 @@ fn carry(digits: &mut [i64]) -> i64 {
 
 /// Rounds carried digits to the nearest float.
 fn round(digits: &[i64; MAX_DIGITS]) -> f64 {
-    let bit = |place: usize| digits[place / DIGIT_BITS] >> (place % DIGIT_BITS) & 1 == 1;
+    let bit = |index: usize| digits[index / DIGIT_BITS] >> (index % DIGIT_BITS) & 1 == 1;
     let Some(last) = digits.iter().rposition(|digit| *digit != 0) else { return 0.0 };
     let top = last * DIGIT_BITS + 63 - digits[last].leading_zeros() as usize;
     let lowest = top.saturating_sub(52);
-    let mut mantissa = (lowest..=top).rev().fold(0_u64, |bits, place| bits << 1 | u64::from(bit(place)));
+    let mut mantissa = (lowest..=top).rev().fold(0_u64, |bits, index| bits << 1 | u64::from(bit(index)));
     if lowest == 0 {
         // A subnormal float, whose bits are the mantissa.
         return f64::from_bits(mantissa);

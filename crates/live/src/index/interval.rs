@@ -308,18 +308,18 @@ mod tests {
         let disjoint = |number: u32| (number * 10, number * 10 + 10);
         let nested = |number: u32| (number, 2 * MANY - number);
         let mut intervals = Intervals::default();
-        for place in 0..MANY {
-            let (from, until) = disjoint(place);
-            intervals.insert(CountingKey(from), Some(CountingKey(until)), place);
+        for number in 0..MANY {
+            let (from, until) = disjoint(number);
+            intervals.insert(CountingKey(from), Some(CountingKey(until)), number);
         }
         COMPARED.set(0);
         assert_eq!(found(&intervals, &CountingKey(54_321)), [5432]);
         assert!(COMPARED.get() < 300, "{} comparisons for one", COMPARED.get());
 
         let mut intervals = Intervals::default();
-        for place in 0..MANY {
-            let (from, until) = nested(place);
-            intervals.insert(CountingKey(from), Some(CountingKey(until)), place);
+        for number in 0..MANY {
+            let (from, until) = nested(number);
+            intervals.insert(CountingKey(from), Some(CountingKey(until)), number);
         }
         for (value, count) in [(0, 1), (9, 10), (MANY, 10_000), (2 * MANY - 10, 10)] {
             COMPARED.set(0);

@@ -8,14 +8,14 @@
 
 use std::sync::Arc;
 
-use super::position::{Entry, Sort};
+use super::position::{RowEntry, Sort};
 use tidewire_store::Row;
 
 /// Rows in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Matches {
     /// No list is empty.
-    lists: Vec<Arc<Vec<Entry>>>,
+    lists: Vec<Arc<Vec<RowEntry>>>,
     /// The number of entries of each list.
     counts: Vec<u32>,
     len: usize,
@@ -26,7 +26,7 @@ impl Matches {
     const MAX_LIST_LEN: usize = 512;
 
     /// Creates a list from unsorted entries.
-    pub(crate) fn new(mut entries: Vec<Entry>, sort: &Sort) -> Self {
+    pub(crate) fn new(mut entries: Vec<RowEntry>, sort: &Sort) -> Self {
         entries.sort_unstable_by(|one, two| sort.compare(one, two));
         let len = entries.len();
         let mut lists = Vec::with_capacity(len.div_ceil(Self::MAX_LIST_LEN / 4 * 3));
@@ -48,16 +48,16 @@ impl Matches {
     }
 
     /// Inserts a row. Returns the row that it replaces, if any.
-    pub(crate) fn insert(&mut self, entry: Entry, sort: &Sort) -> Option<Row> {
-        let (list, place) = self.find(&entry, sort);
-        match place {
-            Ok(place) => return Some(std::mem::replace(&mut self.list(list)[place].row, entry.row)),
+    pub(crate) fn insert(&mut self, entry: RowEntry, sort: &Sort) -> Option<Row> {
+        let (list, index) = self.find(&entry, sort);
+        match index {
+            Ok(index) => return Some(std::mem::replace(&mut self.list(list)[index].row, entry.row)),
             Err(_) if self.lists.is_empty() => {
                 self.lists.push(Arc::new(vec![entry]));
                 self.counts.push(1);
             }
-            Err(place) => {
-                self.list(list).insert(place, entry);
+            Err(index) => {
+                self.list(list).insert(index, entry);
                 self.counts[list] += 1;
                 if self.lists[list].len() >= Self::MAX_LIST_LEN {
                     self.split(list);
@@ -69,9 +69,9 @@ impl Matches {
     }
 
     /// Removes a row. Returns it, if it was present.
-    pub(crate) fn remove(&mut self, entry: &Entry, sort: &Sort) -> Option<Row> {
-        let (list, Ok(place)) = self.find(entry, sort) else { return None };
-        let removed = self.list(list).remove(place);
+    pub(crate) fn remove(&mut self, entry: &RowEntry, sort: &Sort) -> Option<Row> {
+        let (list, Ok(index)) = self.find(entry, sort) else { return None };
+        let removed = self.list(list).remove(index);
         self.counts[list] -= 1;
         self.len -= 1;
         if self.lists[list].len() < Self::MAX_LIST_LEN / 8 {
@@ -81,34 +81,34 @@ impl Matches {
     }
 
     /// Replaces the row with the same position. Returns it, if it was present.
-    pub(crate) fn replace(&mut self, entry: &Entry, sort: &Sort) -> Option<Row> {
-        let (list, Ok(place)) = self.find(entry, sort) else { return None };
-        Some(std::mem::replace(&mut self.list(list)[place].row, entry.row.clone()))
+    pub(crate) fn replace(&mut self, entry: &RowEntry, sort: &Sort) -> Option<Row> {
+        let (list, Ok(index)) = self.find(entry, sort) else { return None };
+        Some(std::mem::replace(&mut self.list(list)[index].row, entry.row.clone()))
     }
 
     /// Returns the number of rows before an entry, which need not be present.
-    pub(crate) fn rank(&self, entry: &Entry, sort: &Sort) -> usize {
-        let (list, Ok(place) | Err(place)) = self.find(entry, sort);
-        self.before(list) + place
+    pub(crate) fn rank(&self, entry: &RowEntry, sort: &Sort) -> usize {
+        let (list, Ok(index) | Err(index)) = self.find(entry, sort);
+        self.before(list) + index
     }
 
     /// Returns the entries from a rank on.
-    pub(crate) fn from(&self, rank: usize) -> impl Iterator<Item = &Entry> {
-        let (list, place) = self.at(rank);
+    pub(crate) fn from(&self, rank: usize) -> impl Iterator<Item = &RowEntry> {
+        let (list, index) = self.at(rank);
         let mut lists = self.lists[list..].iter();
-        let nearest = lists.next().map_or(&[][..], |list| &list[place..]);
+        let nearest = lists.next().map_or(&[][..], |list| &list[index..]);
         nearest.iter().chain(lists.flat_map(|list| list.iter()))
     }
 
     /// Returns the entries before a rank, in reverse order.
-    pub(crate) fn back_from(&self, rank: usize) -> impl Iterator<Item = &Entry> {
-        let (list, place) = self.at(rank);
-        let nearest = self.lists.get(list).map_or(&[][..], |list| &list[..place]);
+    pub(crate) fn back_from(&self, rank: usize) -> impl Iterator<Item = &RowEntry> {
+        let (list, index) = self.at(rank);
+        let nearest = self.lists.get(list).map_or(&[][..], |list| &list[..index]);
         nearest.iter().rev().chain(self.lists[..list].iter().rev().flat_map(|list| list.iter().rev()))
     }
 
     /// Returns a list for a change. It is copied if a clone shares it.
-    fn list(&mut self, list: usize) -> &mut Vec<Entry> {
+    fn list(&mut self, list: usize) -> &mut Vec<RowEntry> {
         Arc::make_mut(&mut self.lists[list])
     }
 
@@ -129,13 +129,13 @@ impl Matches {
     }
 
     /// Returns the list and the index of an entry, or where it would be inserted.
-    fn find(&self, entry: &Entry, sort: &Sort) -> (usize, Result<usize, usize>) {
+    fn find(&self, entry: &RowEntry, sort: &Sort) -> (usize, Result<usize, usize>) {
         let begins_before =
-            |list: &Arc<Vec<Entry>>| list.first().is_some_and(|first| sort.compare(first, entry).is_le());
+            |list: &Arc<Vec<RowEntry>>| list.first().is_some_and(|first| sort.compare(first, entry).is_le());
         let list = self.lists.partition_point(begins_before).saturating_sub(1);
-        let place =
+        let index =
             self.lists.get(list).map_or(Err(0), |list| list.binary_search_by(|known| sort.compare(known, entry)));
-        (list, place)
+        (list, index)
     }
 
     fn split(&mut self, list: usize) {
@@ -167,7 +167,7 @@ impl Matches {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "lists are short")]
-fn count(list: &[Entry]) -> u32 {
+fn count(list: &[RowEntry]) -> u32 {
     list.len() as u32
 }
 
@@ -206,7 +206,7 @@ mod tests {
             }
             let model: Vec<u64> = model.into_iter().map(|(_, n)| u64::from(n)).collect();
             prop_assert_eq!(matches.len(), model.len());
-            let ordinals = |entries: &mut dyn Iterator<Item = &Entry>| -> Vec<u64> {
+            let ordinals = |entries: &mut dyn Iterator<Item = &RowEntry>| -> Vec<u64> {
                 entries.map(|entry| entry.position.ordinal).collect()
             };
             for rank in (0..model.len() + 3).step_by(97) {

@@ -19,7 +19,7 @@ use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::{Field, Query, Row};
 
 use self::matches::Matches;
-use self::position::{Entry, Sort};
+use self::position::{RowEntry, Sort};
 pub(crate) use self::projection::{Projection, is_same};
 pub(crate) use self::window::Edit;
 use self::window::{Moves, Window};
@@ -58,7 +58,7 @@ impl Rows {
         let mut entries = Vec::new();
         for row in rows {
             let (ordinal, row) = row?;
-            budget.hold(size_of::<Entry>())?;
+            budget.hold(size_of::<RowEntry>())?;
             entries.push(sort.entry(row, ordinal));
         }
         let matches = Matches::new(entries, &sort);
@@ -80,7 +80,7 @@ impl Rows {
 
     /// Returns the memory of the entries.
     pub(crate) fn bytes(&self) -> usize {
-        self.len() * size_of::<Entry>()
+        self.len() * size_of::<RowEntry>()
     }
 
     pub(crate) fn page(&self) -> &Page {
@@ -111,7 +111,7 @@ impl Rows {
                 && sort.compare(old, new).is_eq()
                 && let Some(was) = matches.replace(new, sort)
             {
-                moves.updated.push(Entry { position: new.position, row: was });
+                moves.updated.push(RowEntry { position: new.position, row: was });
                 continue;
             }
             if let Some(mut old) = old
@@ -123,7 +123,7 @@ impl Rows {
             if let Some(new) = new {
                 match matches.insert(new.clone(), sort) {
                     None => moves.inserted.push(new),
-                    Some(was) => moves.updated.push(Entry { position: new.position, row: was }),
+                    Some(was) => moves.updated.push(RowEntry { position: new.position, row: was }),
                 }
             }
         }
@@ -143,11 +143,11 @@ impl Rows {
         // The row keeps its order if the number of unmoved rows before it is the same in the old and the new result, and if it
         // is not swapped with another such row.
         let mut staying: Vec<(usize, usize)> = Vec::new();
-        for (place, (old_index, row)) in edit.removed.iter().enumerate() {
-            let Some(new_place) = added.get(&row.text_of(&self.page.form.key)) else { continue };
-            let others = (old_index - place, edit.added[*new_place].0 - new_place);
-            if others.0 == others.1 && staying.last().is_none_or(|(_, last)| last < new_place) {
-                staying.push((place, *new_place));
+        for (index, (old_index, row)) in edit.removed.iter().enumerate() {
+            let Some(new_index) = added.get(&row.text_of(&self.page.form.key)) else { continue };
+            let others = (old_index - index, edit.added[*new_index].0 - new_index);
+            if others.0 == others.1 && staying.last().is_none_or(|(_, last)| last < new_index) {
+                staying.push((index, *new_index));
             }
         }
         if staying.is_empty() {

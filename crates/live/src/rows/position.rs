@@ -28,7 +28,7 @@ impl RowPosition {
 
 /// A row and its position.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct RowEntry {
     pub(crate) position: RowPosition,
     pub(crate) row: Row,
 }
@@ -70,12 +70,12 @@ impl Sort {
         RowPosition { head, ordinal }
     }
 
-    pub(crate) fn entry(&self, row: &Row, ordinal: u64) -> Entry {
-        Entry { position: self.position(row, ordinal), row: row.clone() }
+    pub(crate) fn entry(&self, row: &Row, ordinal: u64) -> RowEntry {
+        RowEntry { position: self.position(row, ordinal), row: row.clone() }
     }
 
     /// Compares the positions of two rows.
-    pub(crate) fn compare(&self, one: &Entry, two: &Entry) -> Ordering {
+    pub(crate) fn compare(&self, one: &RowEntry, two: &RowEntry) -> Ordering {
         one.position.head.cmp(&two.position.head).then_with(|| {
             // The heads are equal, so either both are truncated or neither is.
             let rest = if one.position.is_truncated() {

@@ -7,7 +7,7 @@
 use tidewire_store::Row;
 
 use super::matches::Matches;
-use super::position::{Entry, Sort};
+use super::position::{RowEntry, Sort};
 
 /// The range of ranks that is the result.
 #[derive(Debug, Clone, Copy)]
@@ -22,11 +22,11 @@ pub(crate) struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     /// Entries that were removed.
-    pub(crate) removed: Vec<Entry>,
+    pub(crate) removed: Vec<RowEntry>,
     /// Entries that were inserted.
-    pub(crate) inserted: Vec<Entry>,
+    pub(crate) inserted: Vec<RowEntry>,
     /// Old entries whose row was replaced in the same position.
-    pub(crate) updated: Vec<Entry>,
+    pub(crate) updated: Vec<RowEntry>,
 }
 
 /// The change of a result. Each list is sorted by index.
@@ -50,7 +50,7 @@ impl Window {
         let Self { start, end } = self;
         let mut edit = Edit::default();
         // The old rank: the new rank, minus the rows inserted before it, plus the rows removed before it.
-        let old_rank = |entry: &Entry, rank: usize| {
+        let old_rank = |entry: &RowEntry, rank: usize| {
             (rank + before(&moves.removed, entry, sort)).saturating_sub(before(&moves.inserted, entry, sort))
         };
         for entry in &moves.removed {
@@ -76,8 +76,8 @@ impl Window {
         }
         // Rows that have not moved themselves can cross an edge of the window. Their old ranks are in the order of the new ones,
         // so each walk from an edge ends at the first row that has not crossed it.
-        let has_stayed = |entry: &Entry| find(&moves.inserted, entry, sort).is_none();
-        let was = |entry: &Entry| find(&moves.updated, entry, sort).unwrap_or(entry).row.clone();
+        let has_stayed = |entry: &RowEntry| find(&moves.inserted, entry, sort).is_none();
+        let was = |entry: &RowEntry| find(&moves.updated, entry, sort).unwrap_or(entry).row.clone();
         let edge = start.min(matches.len());
         for (rank, entry) in (0..edge).rev().zip(matches.back_from(edge)).filter(|(_, entry)| has_stayed(entry)) {
             match old_rank(entry, rank) {
@@ -114,10 +114,10 @@ impl Window {
 }
 
 /// Returns the number of entries of a sorted list before this one.
-fn before(list: &[Entry], entry: &Entry, sort: &Sort) -> usize {
+fn before(list: &[RowEntry], entry: &RowEntry, sort: &Sort) -> usize {
     list.partition_point(|known| sort.compare(known, entry).is_lt())
 }
 
-fn find<'a>(list: &'a [Entry], entry: &Entry, sort: &Sort) -> Option<&'a Entry> {
+fn find<'a>(list: &'a [RowEntry], entry: &RowEntry, sort: &Sort) -> Option<&'a RowEntry> {
     list.binary_search_by(|known| sort.compare(known, entry)).ok().map(|index| &list[index])
 }

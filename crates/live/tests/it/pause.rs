@@ -171,7 +171,7 @@ fn paused_subscriber_is_woken_only_by_the_end() {
 
 /// An action of a subscriber or a writer.
 #[derive(Debug, Clone)]
-enum Step {
+enum PauseStep {
     Insert(u64),
     Delete(u64),
     Settle,
@@ -180,14 +180,14 @@ enum Step {
     Refresh(usize),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = PauseStep> {
     prop_oneof![
-        4 => (0..20_u64).prop_map(Step::Insert),
-        2 => (0..20_u64).prop_map(Step::Delete),
-        2 => Just(Step::Settle),
-        2 => (0..SUBSCRIBERS).prop_map(Step::Look),
-        1 => (0..SUBSCRIBERS).prop_map(Step::Pause),
-        2 => (0..SUBSCRIBERS).prop_map(Step::Refresh),
+        4 => (0..20_u64).prop_map(PauseStep::Insert),
+        2 => (0..20_u64).prop_map(PauseStep::Delete),
+        2 => Just(PauseStep::Settle),
+        2 => (0..SUBSCRIBERS).prop_map(PauseStep::Look),
+        1 => (0..SUBSCRIBERS).prop_map(PauseStep::Pause),
+        2 => (0..SUBSCRIBERS).prop_map(PauseStep::Refresh),
     ]
 }
 
@@ -238,15 +238,15 @@ proptest! {
             }
             for step in steps {
                 match step {
-                    Step::Insert(id) => _ = store.insert("b", json!({"id": id, "n": id % 7})).await.unwrap(),
-                    Step::Delete(id) => _ = store.delete("b", json!(id), None).await.unwrap(),
-                    Step::Settle => _ = live.settled().await.unwrap(),
-                    Step::Look(one) => all[one].look(),
-                    Step::Pause(one) => {
+                    PauseStep::Insert(id) => _ = store.insert("b", json!({"id": id, "n": id % 7})).await.unwrap(),
+                    PauseStep::Delete(id) => _ = store.delete("b", json!(id), None).await.unwrap(),
+                    PauseStep::Settle => _ = live.settled().await.unwrap(),
+                    PauseStep::Look(one) => all[one].look(),
+                    PauseStep::Pause(one) => {
                         all[one].subscription.pause();
                         all[one].is_paused = true;
                     }
-                    Step::Refresh(one) => {
+                    PauseStep::Refresh(one) => {
                         all[one].subscription.refresh();
                         all[one].is_paused = false;
                     }

@@ -10,7 +10,7 @@ const FIELDS: [&str; 5] = ["a", "b", "c", "n", "id"];
 
 /// A step of a commit.
 #[derive(Debug, Clone)]
-pub(crate) enum Step {
+pub(crate) enum CommitStep {
     Insert(u8, Map<String, Json>),
     Update(u8, Map<String, Json>),
     Delete(u8),
@@ -33,7 +33,7 @@ impl World {
     }
 
     /// Applies several steps as one commit.
-    pub(crate) fn commit(&mut self, steps: &[Step]) -> Vec<Change> {
+    pub(crate) fn commit(&mut self, steps: &[CommitStep]) -> Vec<Change> {
         let mut draft = Draft::new(self.state.clone(), self.now);
         take(&mut draft, steps);
         let (state, changes) = draft.finish();
@@ -44,17 +44,17 @@ impl World {
 }
 
 /// Applies steps to a draft. Rejected steps are skipped.
-pub(crate) fn take(draft: &mut Draft, steps: &[Step]) {
+pub(crate) fn take(draft: &mut Draft, steps: &[CommitStep]) {
     for step in steps {
         match step.clone() {
-            Step::Insert(id, mut record) => {
+            CommitStep::Insert(id, mut record) => {
                 record.insert("id".to_owned(), json!(id));
                 draft.insert("b", record).unwrap();
             }
-            Step::Update(id, patch) => _ = draft.update("b", &json!(id), patch, None),
-            Step::Delete(id) => _ = draft.delete("b", &json!(id), None).unwrap(),
-            Step::Clear => draft.clear("b").unwrap(),
-            Step::Sweep => _ = draft.sweep(3),
+            CommitStep::Update(id, patch) => _ = draft.update("b", &json!(id), patch, None),
+            CommitStep::Delete(id) => _ = draft.delete("b", &json!(id), None).unwrap(),
+            CommitStep::Clear => draft.clear("b").unwrap(),
+            CommitStep::Sweep => _ = draft.sweep(3),
         }
     }
 }
@@ -102,19 +102,19 @@ fn record(members: std::ops::Range<usize>) -> impl Strategy<Value = Map<String, 
 }
 
 /// The initial records.
-pub(crate) fn first() -> impl Strategy<Value = Vec<Step>> {
-    vec((0..ROWS, record(2..5)).prop_map(|(id, record)| Step::Insert(id, record)), 0..12)
+pub(crate) fn first() -> impl Strategy<Value = Vec<CommitStep>> {
+    vec((0..ROWS, record(2..5)).prop_map(|(id, record)| CommitStep::Insert(id, record)), 0..12)
 }
 
 /// The steps of a commit, and the time before it.
-pub(crate) fn commit() -> impl Strategy<Value = (Vec<Step>, u64)> {
+pub(crate) fn commit() -> impl Strategy<Value = (Vec<CommitStep>, u64)> {
     let step = prop_oneof![
-        5 => (0..ROWS, record(0..5)).prop_map(|(id, record)| Step::Insert(id, record)),
-        9 => (0..ROWS, record(1..3)).prop_map(|(id, patch)| Step::Update(id, patch)),
-        4 => (0..ROWS).prop_map(Step::Delete),
-        2 => Just(Step::Sweep),
+        5 => (0..ROWS, record(0..5)).prop_map(|(id, record)| CommitStep::Insert(id, record)),
+        9 => (0..ROWS, record(1..3)).prop_map(|(id, patch)| CommitStep::Update(id, patch)),
+        4 => (0..ROWS).prop_map(CommitStep::Delete),
+        2 => Just(CommitStep::Sweep),
     ];
-    let steps = prop_oneof![3 => vec(step.clone(), 1..2), 3 => vec(step, 2..7), 1 => Just(vec![Step::Clear])];
+    let steps = prop_oneof![3 => vec(step.clone(), 1..2), 3 => vec(step, 2..7), 1 => Just(vec![CommitStep::Clear])];
     (steps, prop_oneof![2 => Just(0), 1 => 0..15_u64])
 }
 

@@ -135,7 +135,7 @@ pub enum FilterError {
     /// A filter is not an object.
     #[error("{at} must be an object")]
     NotAnObject {
-        /// The place in the filter.
+        /// The location in the filter.
         at: String,
     },
     /// The operator does not exist.
@@ -143,7 +143,7 @@ pub enum FilterError {
     UnknownOperator {
         /// The operator.
         operator: String,
-        /// The place in the filter.
+        /// The location in the filter.
         at: String,
     },
     /// The operand of an operator is invalid.
@@ -151,7 +151,7 @@ pub enum FilterError {
     Operand {
         /// The operator.
         operator: &'static str,
-        /// The place in the filter.
+        /// The location in the filter.
         at: String,
         /// The expected operand.
         expected: &'static str,

@@ -79,7 +79,7 @@ impl Usage {
 /// The items of one owner.
 struct OwnerQueue<T> {
     /// The held-back items, in the order of submission.
-    held_back: VecDeque<Entry<T>>,
+    held_back: VecDeque<HeldBackItem<T>>,
     /// The number of queued items.
     queued: usize,
     /// The sum of their charges.
@@ -88,7 +88,7 @@ struct OwnerQueue<T> {
     is_entering: bool,
 }
 
-struct Entry<T> {
+struct HeldBackItem<T> {
     ticket: Ticket,
     flow: Flow,
     bytes: usize,
@@ -142,7 +142,7 @@ impl<T> Admission<T> {
         }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        owner_queue.held_back.push_back(Entry { ticket, flow, bytes, item });
+        owner_queue.held_back.push_back(HeldBackItem { ticket, flow, bytes, item });
         // If the owner has no capacity, the item enters after other items of the owner are taken.
         if is_next && !owner_queue.is_entering {
             owner_queue.is_entering = true;
@@ -233,7 +233,7 @@ impl<T> Admission<T> {
             self.entering.pop_front();
             let Some(owner_queue) = self.by_owner.get_mut(&owner) else { continue };
             owner_queue.is_entering = false;
-            if let Some(Entry { flow, bytes, item, .. }) = next.and_then(|_| owner_queue.held_back.pop_front()) {
+            if let Some(HeldBackItem { flow, bytes, item, .. }) = next.and_then(|_| owner_queue.held_back.pop_front()) {
                 self.enqueue(flow, bytes, item);
             }
             self.tidy(owner);

@@ -132,8 +132,8 @@ impl History {
     fn after(&self, sequence: u64) -> Result<Option<Arc<Commit>>, FollowError> {
         let recent = self.recent();
         let position = Position { epoch: self.epoch, sequence };
-        let Some(place) = sequence.checked_sub(recent.before) else { return Err(FollowError::Behind { position }) };
-        match usize::try_from(place).ok().and_then(|place| recent.commits.get(place)) {
+        let Some(index) = sequence.checked_sub(recent.before) else { return Err(FollowError::Behind { position }) };
+        match usize::try_from(index).ok().and_then(|index| recent.commits.get(index)) {
             Some(commit) => Ok(Some(Arc::clone(commit))),
             None if recent.is_closed => Err(FollowError::Closed),
             None => Ok(None),

@@ -175,10 +175,10 @@ mod tests {
     #[test]
     fn totals_are_computed_without_visiting_buckets() {
         let store = Store::memory(StoreOptions::default());
-        for place in 0..20 {
-            let name = format!("b{place}");
+        for number in 0..20 {
+            let name = format!("b{number}");
             store.define_bucket(&name, json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait().unwrap();
-            let records = (0..place).map(|id| json!({"id": id, "text": "x"}));
+            let records = (0..number).map(|id| json!({"id": id, "text": "x"}));
             store.insert_many(&name, records).wait().unwrap();
         }
         store.drop_bucket("b5").wait().unwrap();

@@ -11,12 +11,12 @@ use tidewire_store::engine::EmbeddedOptions;
 use tidewire_store::{Clock, Pending, Query, Store, StoreOptions};
 
 use crate::follower::{self, Shown};
-use crate::world::{self, Step};
+use crate::world::{self, CommitStep};
 
 /// An action between two polls.
 #[derive(Debug, Clone)]
 enum Act {
-    Commit(Vec<Step>, u64),
+    Commit(Vec<CommitStep>, u64),
     /// Changes the time to live of the bucket.
     Update(u64),
     /// Drops the bucket and defines it again in one commit.
@@ -47,7 +47,7 @@ fn follow(store: &Store) -> Live {
     Live::with_options(store.clone(), LiveOptions::default().workers(1))
 }
 
-fn write(store: &Store, steps: Vec<Step>) -> Pending<()> {
+fn write(store: &Store, steps: Vec<CommitStep>) -> Pending<()> {
     store.write(move |draft| {
         world::take(draft, &steps);
         Ok(())
@@ -85,7 +85,7 @@ fn begun(subscription: &Subscription, before: &Shown) -> Shown {
     }
 }
 
-async fn resumes(definition: Json, first: Vec<Step>, query: Query, acts: Vec<(Act, prop::sample::Index)>) {
+async fn resumes(definition: Json, first: Vec<CommitStep>, query: Query, acts: Vec<(Act, prop::sample::Index)>) {
     let dir = tempfile::tempdir().unwrap();
     let clock = Arc::new(AtomicU64::new(1000));
     let mut store = open(dir.path(), &clock);

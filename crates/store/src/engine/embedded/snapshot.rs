@@ -46,8 +46,8 @@ impl SnapshotHeader {
         let mut bytes = [0; HEADER];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        for (place, number) in [self.log, self.epoch, self.sequence, self.segment].into_iter().enumerate() {
-            bytes[16 + place * 8..24 + place * 8].copy_from_slice(&number.to_le_bytes());
+        for (index, number) in [self.log, self.epoch, self.sequence, self.segment].into_iter().enumerate() {
+            bytes[16 + index * 8..24 + index * 8].copy_from_slice(&number.to_le_bytes());
         }
         let crc = Self::crc(&bytes);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());

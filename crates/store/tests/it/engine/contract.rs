@@ -118,7 +118,7 @@ fn checkpoint_is_due_when_the_log_exceeds_limit_and_snapshot() {
     let first = fill(&mut engine, &mut rows);
     assert!((14..18).contains(&first), "{first}");
     let checkpoint = engine.checkpoint().unwrap();
-    assert!(!engine.needs_checkpoint(), "one is running");
+    assert!(!engine.needs_checkpoint(), "a checkpoint is running");
     assert!(matches!(engine.checkpoint(), Err(EngineError::CheckpointRunning)));
     checkpoint.run(in_snapshot(&rows)).unwrap();
     let second = fill(&mut engine, &mut rows);

@@ -19,10 +19,10 @@ const SECTOR: usize = 512;
 const EMFILE: i32 = 24;
 
 #[derive(Clone, Default)]
-pub(crate) struct SimDisk(Arc<Mutex<State>>);
+pub(crate) struct SimDisk(Arc<Mutex<DiskState>>);
 
 #[derive(Default)]
-struct State {
+struct DiskState {
     inodes: HashMap<u64, Inode>,
     dirs: HashMap<PathBuf, Dir>,
     locks: BTreeSet<PathBuf>,
@@ -105,7 +105,7 @@ fn put(bytes: &mut Vec<u8>, offset: usize, new: &[u8]) {
 
 #[allow(dead_code, reason = "each of those that include this file needs another part of it")]
 impl SimDisk {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -231,7 +231,7 @@ impl SimDisk {
     }
 }
 
-impl State {
+impl DiskState {
     fn restart(&mut self) {
         self.is_off = false;
         self.fuse = None;
@@ -428,7 +428,7 @@ struct SimFile {
 }
 
 impl SimFile {
-    fn with<T>(&self, state: &mut State, work: impl FnOnce(&mut Inode) -> T) -> io::Result<T> {
+    fn with<T>(&self, state: &mut DiskState, work: impl FnOnce(&mut Inode) -> T) -> io::Result<T> {
         state.inodes.get_mut(&self.inode).map(work).ok_or_else(|| ErrorKind::NotFound.into())
     }
 }

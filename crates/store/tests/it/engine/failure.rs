@@ -171,7 +171,7 @@ fn full_disk_rejects_commits_and_recovers_with_space() {
     let failed = engine.checkpoint().unwrap().run(in_snapshot(&Rows::from([(("b".into(), vec![]), vec![1; 9000])])));
     assert_eq!(kind(&failed.unwrap_err()), ErrorKind::StorageFull);
     assert_eq!(engine.stats().checkpoints_failed, 1);
-    assert!(!disk.files(Path::new("db")).contains_key("snapshot.tmp"), "it gave back what it took");
+    assert!(!disk.files(Path::new("db")).contains_key("snapshot.tmp"), "the incomplete snapshot was removed");
 
     // Nothing was written, so a reopened engine has exactly the acknowledged commits.
     drop(engine);

@@ -31,7 +31,7 @@ fn concurrent_close_waits_until_closed() {
             std::thread::yield_now();
         }
         drop(release);
-        assert!(closers.into_iter().all(|closer| closer.join().unwrap()), "one was told too soon");
+        assert!(closers.into_iter().all(|closer| closer.join().unwrap()), "close returned before the write was done");
     });
     pending.wait().unwrap();
 }

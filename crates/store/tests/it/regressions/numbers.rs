@@ -20,7 +20,7 @@ fn generated_number_never_collides_with_a_supplied_one() {
         for _ in 0..3 {
             let before = records(&store, "b").len();
             match store.insert("b", Map::new()).wait() {
-                Ok(_) => assert_eq!(records(&store, "b").len(), before + 1, "one was overwritten after {chosen}"),
+                Ok(_) => assert_eq!(records(&store, "b").len(), before + 1, "a record was overwritten after {chosen}"),
                 Err(error) => assert!(matches!(refusal::<()>(Err(error)), StoreError::Validation(_)), "after {chosen}"),
             }
         }

@@ -40,7 +40,7 @@ fn record_cannot_reference_a_record_it_evicts() {
             "Validation failed for bucket \"b\": parent: references {parent}, which does not exist in bucket \"b\""
         );
         assert_eq!(refused.to_string(), why);
-        assert_eq!(records(&store, "b").len(), 2, "what made way is there again");
+        assert_eq!(records(&store, "b").len(), 2, "the evicted record was restored");
     }
     store.insert("b", json!({"id": 3, "parent": 3})).wait().unwrap();
     assert_eq!(records(&store, "b").len(), 1);

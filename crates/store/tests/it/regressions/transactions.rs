@@ -48,7 +48,7 @@ fn transaction_results_are_limited() {
         let refused = transact(enough).unwrap_err();
         let why = format!("operations[{enough}]: the results of the transaction are larger than 16777216 bytes");
         assert_eq!(refused.to_string(), why);
-        assert_eq!(records(&store, "b").len(), before, "nothing has happened");
+        assert_eq!(records(&store, "b").len(), before, "the transaction had no effect");
     }
 }
 
@@ -67,7 +67,7 @@ fn transaction_checks_versions() {
         let WriteError::Refused(StoreError::Transaction(error)) = refused else { panic!("{refused}") };
         let conflict = StoreError::Conflict { bucket: "b".to_owned(), key: json!(1), current: 2 };
         assert_eq!((error.index, *error.problem), (1, OperationError::Store(conflict)));
-        assert_eq!(records(&store, "b").len(), 1, "nothing has happened");
+        assert_eq!(records(&store, "b").len(), 1, "the transaction had no effect");
     }
     // Each operation sees the version of the previous one.
     let update = |version: u64| json!({"op": "update", "bucket": "b", "key": 1, "data": {}, "version": version});

@@ -133,7 +133,7 @@ fn reads_of_a_transaction_are_limited_and_the_error_names_the_missing_index() {
     let expected = "operations[1]: the reads of the write exceed the limit of 1 ms in bucket \"b\": \
                     define an index on \"name\", or read before the transaction";
     assert_eq!(error.to_string(), expected);
-    assert_eq!(store.get("b", &json!(-1)).unwrap(), None, "nothing of it was done");
+    assert_eq!(store.get("b", &json!(-1)).unwrap(), None, "the write had no effect");
 
     // The reads of a transaction count together, and each transaction has its own limit.
     let get = json!({"op": "findOne", "bucket": "b", "filter": {"id": 7}});

@@ -167,7 +167,7 @@ fn long_log_slows_then_rejects_writes_until_a_checkpoint() {
     let store = open_on(&disk, options);
     store.define_bucket("b", plain()).wait().unwrap();
     let insert = |id: u64| store.insert("b", json!({"id": id, "x": "x".repeat(1000)})).wait();
-    let refused = (0..100).find_map(|id| insert(id).err()).expect("it is full by then");
+    let refused = (0..100).find_map(|id| insert(id).err()).expect("the log is full after 100 writes");
     assert!(
         matches!(&refused, WriteError::NotStored(cause) if cause.to_string().contains("checkpoint")),
         "{refused:?}"

@@ -125,7 +125,11 @@ fn full_queue_admits_owners_round_robin() {
     for pending in pending {
         pending.wait().unwrap();
     }
-    assert_eq!(order.get()[..6], ["1.1", "2.1", "3.1", "4.1", "5.1", "1.2"], "it enters when the first write is taken");
+    assert_eq!(
+        order.get()[..6],
+        ["1.1", "2.1", "3.1", "4.1", "5.1", "1.2"],
+        "the write is queued when the first one is taken"
+    );
 }
 
 #[test]

@@ -355,7 +355,7 @@ fn compatible_declaration_replaces_the_stored_one() {
     assert!(matches!(refused, WriteError::Refused(StoreError::NotUnique { .. })), "{refused}");
     store.close().unwrap();
     let store = reopen();
-    assert_eq!(store.snapshot().position, position, "it is stored");
+    assert_eq!(store.snapshot().position, position, "the declaration was already stored");
     assert_eq!(insert(&store, "$audit", json!({"event": "login", "user": "u"})).unwrap().to_record()["id"], 2);
     store.close().unwrap();
     // The directory can also be opened without the declaration.

@@ -125,13 +125,13 @@ fn backup_during_writes_can_be_restored() {
         (position, before)
     });
     assert!(position.sequence >= before.sequence && position.epoch == before.epoch);
-    assert!(matches!(store.backup(&backup), Err(MaintenanceError::Backup(_))), "it is not empty any more");
+    assert!(matches!(store.backup(&backup), Err(MaintenanceError::Backup(_))), "the directory is not empty");
     Embedded::restore(&backup, &restored, EmbeddedOptions::default()).unwrap();
     assert!(Embedded::restore(&backup, &restored, EmbeddedOptions::default()).is_err());
     let copy = open(&restored);
     let snapshot = copy.snapshot();
     assert_eq!(snapshot.position.sequence, position.sequence);
-    assert_ne!(snapshot.position.epoch, position.epoch, "its positions are told from those of the original");
+    assert_ne!(snapshot.position.epoch, position.epoch, "the copy has a new epoch");
     // Exactly the commits up to the position.
     let there = ids(&copy, "b");
     let until = 3000 + position.sequence - filled;

@@ -44,7 +44,7 @@ fn check(store: &Store) {
     ];
     assert_eq!(ports[..2], expected);
     assert_eq!(ids(store, "ports"), [1, 3, 4, 5, 6]);
-    assert_eq!(ids(store, "ships"), ["Albatros", "Corbeau"], "one went with its port");
+    assert_eq!(ids(store, "ships"), ["Albatros", "Corbeau"], "one was deleted with its port");
     let deep = store.query_named("deep", json!({"least": 9}).as_object().unwrap()).unwrap();
     let deep = deep.into_records();
     let names: Vec<_> = deep.iter().map(|record| record["name"].as_str().unwrap()).collect();
