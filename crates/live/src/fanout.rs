@@ -19,7 +19,7 @@ pub(crate) struct Fanout {
     limits: DeliveryLimits,
 }
 
-/// DeliveryLimits of deliveries.
+/// Limits of deliveries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeliveryLimits {
     /// Limit of the queued deltas of a subscriber.
