@@ -326,7 +326,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Every clone finds exactly its own records, whatever is inserted and deleted after it was taken.
+        /// Every clone finds exactly its own records, regardless of later insertions and deletions.
         #[test]
         fn clones_find_their_own_records(
             steps in proptest::collection::vec((0..12_u32, proptest::bool::ANY, proptest::bool::weighted(0.2)), 0..200),

@@ -80,7 +80,7 @@ impl Query {
         Ok(self)
     }
 
-    /// Keeps only the records that also match this filter, whatever else the query asks for.
+    /// Restricts the query to records that also match this filter.
     #[must_use]
     pub fn restrict(mut self, filter: &Filter) -> Self {
         self.filter = self.filter.and(filter.clone());

@@ -343,7 +343,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn a_built_query_equals_the_parsed_one(json in query()) {
+    fn built_query_equals_the_parsed_one(json in query()) {
         prop_assert_eq!(build(&json), Query::parse(&json).unwrap(), "{}", json);
     }
 

@@ -41,7 +41,7 @@ impl Query {
 
     /// Parses a query: an object with the members `bucket`, `filter`, `sort`, `offset`, `limit`, `fields` and `aggregate`.
     ///
-    /// It has no parameters: a string such as `{{ params.x }}` is that string.
+    /// Parameters are not expanded: `{{ params.x }}` is an ordinary string.
     pub fn parse(json: &Json) -> Result<Self, QueryError> {
         Self::parse_with(json, &Parameters::new())
     }

@@ -1,7 +1,7 @@
 //! Random commits, checkpoints, backups, disk failures and crashes, on a disk that loses unsynced changes.
 //!
 //! `cargo test --release -p tidewire-store --test it -- --ignored ten_thousand` runs more than ten thousand crashes.
-//! A failure prints its seed; `SEED=n cargo test -p tidewire-store --test it a_seed -- --ignored` repeats that run.
+//! A failure prints its seed; `SEED=n cargo test -p tidewire-store --test it replay_seed -- --ignored` repeats that run.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -281,7 +281,7 @@ fn ten_thousand_crashes_leave_a_prefix_each() {
 
 #[test]
 #[ignore = "runs the seed that a failure has named"]
-fn a_seed() {
+fn replay_seed() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     simulate(std::iter::once(seed), 1);
 }
