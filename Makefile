@@ -1,6 +1,6 @@
 # make test         install the programs that the tests need, then run all tests
 # make model        run the model checker on the concurrent code of the pool (part of make test)
-# make lint         check format, clippy and rustdoc; warnings are errors
+# make lint         check wording, format, clippy and rustdoc; warnings are errors
 # make package      package the crates and run the examples of their READMEs from the packages
 # make deny         check licences, sources and duplicate versions of dependencies
 # make conformance  run the Autobahn test suite against the WebSocket codec; needs CPython 2.7
@@ -25,6 +25,7 @@ model:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/model cargo test --release -p tidewire-pool --test model
 
 lint:
+	scripts/wording
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy -p tidewire-conn --all-features --all-targets -- -D warnings
