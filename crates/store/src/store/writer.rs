@@ -470,10 +470,10 @@ mod tests {
         for (name, config) in configs {
             store.define_bucket(name, config).wait().unwrap();
         }
-        for number in 0..buckets {
+        for index in 0..buckets {
             let config = json!({"key": "id", "schema": {"id": number}, "ttl": "1h"});
-            store.define_bucket(&format!("b{number}"), config).wait().unwrap();
-            store.insert(&format!("b{number}"), json!({"id": 1})).wait().unwrap();
+            store.define_bucket(&format!("b{index}"), config).wait().unwrap();
+            store.insert(&format!("b{index}"), json!({"id": 1})).wait().unwrap();
         }
         let total = || store.write(|_| Ok(visits::total())).wait().unwrap();
         let before = total();
