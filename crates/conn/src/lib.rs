@@ -99,3 +99,8 @@ pub use timeouts::{Timeout, Timeouts};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Compiles the examples of the manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/conn.md")]
+struct Manual;
