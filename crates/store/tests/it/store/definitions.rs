@@ -43,7 +43,7 @@ fn invalid_bucket_definition_has_no_effect() {
         (json!({"maxSize": 1}), "unknown option maxSize in the update"),
         (
             json!({"ttl": "soon"}),
-            "ttl must be milliseconds above zero, or a text such as \"30s\", \"5m\", \"1h\" or \"7d\"",
+            "ttl must be a positive number of milliseconds, or a string such as \"30s\", \"5m\", \"1h\" or \"7d\"",
         ),
         (json!(1), "the update must be an object"),
     ] {
