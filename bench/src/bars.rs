@@ -23,7 +23,7 @@ pub struct Bar {
     against: Option<String>,
     metric: Metric,
     bound: Bound,
-    /// The target value, no worse than the bound. It is shown and never checked.
+    /// The target value, no worse than the bound. It is shown, and not compared with results.
     aim: Option<f64>,
     why: String,
 }

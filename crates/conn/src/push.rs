@@ -28,7 +28,7 @@ pub enum PushPriority {
 pub enum PushPolicy {
     /// Returns [`PushError::QueueFull`].
     ReturnErrorIfFull,
-    /// Drops the frame and returns `Ok`. The drop is counted, and the frame goes to the dead letters if there are any.
+    /// Drops the frame and returns `Ok`. The drop is counted, and the frame is sent to the dead-letter channel, if one is configured.
     DropIfFull,
     /// As `DropIfFull`, and logs a warning, at most once a second.
     WarnAndDropIfFull,

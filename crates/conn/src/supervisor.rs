@@ -1,6 +1,6 @@
 //! The supervisor: admission, limits, and graceful shutdown of connections.
 //!
-//! Connections are children that are never restarted. A [`Permit`] counts a connection from its admission until the permit is
+//! Connections that end are never restarted. A [`Permit`] counts a connection from its admission until the permit is
 //! dropped, which happens however the connection ends, so the count is always exact.
 
 use std::any::Any;
@@ -118,7 +118,7 @@ impl<P: Protocol> Builder<P> {
         self
     }
 
-    /// Sets the limit of input that is read ahead of requests in flight, in bytes. Default: 64 KiB; the rest waits with the peer.
+    /// Sets the limit of input that is read ahead of requests in flight, in bytes. Default: 64 KiB; further input stays in the socket buffers, which slows the peer down.
     #[must_use]
     pub fn read_ahead_bytes(mut self, bytes: usize) -> Self {
         self.limits.read_ahead = bytes.max(1);
@@ -187,7 +187,7 @@ impl<P: Protocol> Builder<P> {
             phase: AtomicShutdownPhase::default(),
             memory: self.memory,
         });
-        // Two steps, because a weak reference is converted by its type.
+        // The `Arc` must be converted to `Arc<dyn Accounts>` before it is downgraded.
         let accounts: Arc<dyn Accounts> = Arc::<SupervisorShared<P>>::clone(&shared);
         shared.memory.register(Arc::downgrade(&accounts));
         Supervisor { shared }

@@ -11,7 +11,7 @@ use crate::subscription::{Event, Inbox, Pushed};
 /// Limit of the changed queries of a commit that is delivered on one thread. Above it, several threads deliver.
 const MAX_QUERIES_INLINE: usize = 64;
 
-/// Fan-out of events to subscribers. A call returns when all events of a commit are delivered, so subscribers receive commits in
+/// Fan-out of events to subscribers. A call returns when all deltas of a commit are delivered, so subscribers receive commits in
 /// order.
 pub(crate) struct Fanout {
     pool: Pool<Option<Batch>>,

@@ -89,7 +89,7 @@ pub struct Committed {
     pub updates: Vec<Update>,
     /// The queries that have ended because their buckets were dropped.
     pub ended: Vec<EndedQuery>,
-    /// The queries that have ended because the commit exceeded the work limit of a query.
+    /// The queries that have ended because applying the commit to them exceeded the work limit per query.
     pub(crate) too_costly: Vec<EndedQuery>,
 }
 

@@ -25,7 +25,7 @@ pub type Merge<P> = dyn Fn(&mut P, P) + Send + Sync;
 /// It does not apply to follow-up messages, which are accepted or rejected at once.
 #[non_exhaustive]
 pub enum Overflow<P> {
-    /// The message is returned in the error. The default, because the submitter knows best what to do.
+    /// The message is returned in the error. The default, because the caller gets an error and decides.
     Reject,
     /// [`submit`](crate::Pool::submit) blocks and [`submit_async`](crate::Pool::submit_async) waits until the pool can accept the
     /// message; [`try_submit`](crate::Pool::try_submit) rejects it. Workers return budget in batches of up to a 64th of the bound,

@@ -40,7 +40,7 @@ const MIN_READ_BYTES: usize = 1024;
 const MIN_ANSWERED: usize = 16;
 /// The capacity for requests that is kept while the connection is idle.
 const MAX_IDLE_REQUESTS: usize = 1024;
-/// Turns of one poll, after which other tasks run.
+/// Maximum iterations per poll before the actor yields.
 const MAX_TURNS: usize = 32;
 
 /// Why an open connection has ended.
@@ -62,7 +62,7 @@ pub(super) struct Serving {
     in_flight: VecDeque<InFlight>,
     /// The number of requests at the end of `in_flight` that are not completely written.
     unwritten: usize,
-    /// The requests taken from the queue. Empty between polls, for its capacity.
+    /// The requests taken from the queue. Empty between polls; kept to reuse its allocation.
     taken: Batch,
     /// The requests whose last reply has come. Empty between polls, for its capacity.
     answered: Vec<(ReplySender, Value)>,
@@ -275,7 +275,7 @@ impl Serving {
         self.send(&mut unsent, Instant::now());
     }
 
-    /// Sets the timer to this deadline, unless it fires before.
+    /// Sets the timer to this deadline, unless it already fires earlier.
     fn wake_by(&mut self, deadline: Instant) {
         if self.timer.as_ref().is_none_or(|timer| timer.deadline() > deadline) {
             self.timer = Some(Box::pin(sleep_until(deadline)));

@@ -3,7 +3,7 @@
 //! It is exact: no window of the configured length has more requests than allowed, and a request is not rejected for longer than
 //! necessary. Rejected requests do not count.
 //!
-//! Keys that have been idle for a window are dropped without a search. There are two generations, and a key moves to the young one
+//! Keys that have been idle for a window are dropped without scanning all keys. There are two generations, and a key moves to the young one
 //! when it is used. After each window the old generation is dropped and replaced by the young one, so every dropped key has been
 //! idle for at least a window.
 //!

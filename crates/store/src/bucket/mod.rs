@@ -96,7 +96,7 @@ impl Index {
         self.is_unique
     }
 
-    /// Returns whether this is the only field.
+    /// Returns whether the index has exactly this field.
     fn is_of(&self, name: &str) -> bool {
         matches!(&*self.fields, [only] if only.name() == name)
     }

@@ -90,7 +90,7 @@ pub struct Draft {
     references: Option<ReferenceFilter>,
     /// Whether names refer to system buckets.
     is_system: bool,
-    /// The work of the reads of the current write.
+    /// Estimated cost of the reads of the current write, in about nanoseconds.
     read_work: Cell<u64>,
 }
 
@@ -156,7 +156,7 @@ impl Draft {
         if bytes > max && bytes > self.bytes_before { Err(StoreError::StoreFull { bytes, max }) } else { Ok(()) }
     }
 
-    /// Returns the changes, which can no longer be undone.
+    /// Takes the changes and drops the undo information.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         self.bytes_before = self.state.totals().bytes;
         self.saved.clear();
@@ -236,7 +236,7 @@ impl Draft {
         done
     }
 
-    /// Runs `work` with a filter on the targets of new references. Records that it hides do not exist as targets.
+    /// Runs `work` with a filter on the targets of new references. Records that do not match cannot be referenced.
     pub fn referring_to<T>(&mut self, references: &ReferenceFilter, work: impl FnOnce(&mut Self) -> T) -> T {
         let outer = self.references.replace(references.clone());
         let done = work(self);
