@@ -195,7 +195,15 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     }
 }
 
-impl<E: std::error::Error + 'static> std::error::Error for BreakerError<E> {}
+impl<E: std::error::Error + 'static> std::error::Error for BreakerError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // The text of the inner error is shown, so its source follows.
+            Self::Failed(error) => error.source(),
+            _ => None,
+        }
+    }
+}
 
 impl<P: Send + 'static, H: Handler<P>> Handler<P> for BreakerHandler<H> {
     type Error = BreakerError<H::Error>;

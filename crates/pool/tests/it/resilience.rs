@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidewire_pool::{
-    AskError, Breaker, BreakerOptions, BreakerState, Context, DeadLetterReason, Handler, Message, Observed, Pool,
-    Reply, Retry, Shedding, SheddingOptions, Simulation,
+    AskError, Breaker, BreakerError, BreakerOptions, BreakerState, Context, DeadLetterReason, Handler, Message,
+    Observed, Pool, Reply, Retry, Shedding, SheddingError, SheddingOptions, Simulation,
 };
 
 /// A handler that fails while the flag is set, and counts its calls.
@@ -233,4 +233,22 @@ fn decorators_pass_reasons_on() {
         let reason = pool.ask(|reply| Message::new(1, reply)).unwrap_err();
         assert!(matches!(reason, AskError::DeadLettered(reason) if reason == expected));
     }
+}
+
+#[test]
+fn errors_of_decorators_keep_the_source() {
+    let inner = || AskError::<u32>::NotSubmitted(rejected());
+    let expected = std::error::Error::source(&inner()).unwrap().to_string();
+    let errors: [&dyn std::error::Error; 2] = [&BreakerError::Failed(inner()), &SheddingError::Failed(inner())];
+    for error in errors {
+        assert_eq!(error.source().map(ToString::to_string).as_ref(), Some(&expected));
+    }
+}
+
+/// Returns the error of a submission to a pool that is shut down.
+fn rejected() -> tidewire_pool::SubmitError<u32> {
+    let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Ok::<(), String>(());
+    let pool = Pool::builder().workers(1).start(handler).unwrap();
+    pool.drain(Duration::ZERO);
+    pool.submit(Message::new(1, 1)).unwrap_err()
 }

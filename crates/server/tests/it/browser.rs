@@ -103,7 +103,7 @@ struct Visit {
 struct Site {
     visits: Vec<Visit>,
     server: SocketAddr,
-    verdicts: mpsc::UnboundedSender<String>,
+    verdicts: mpsc::Sender<String>,
 }
 
 impl Site {
@@ -129,7 +129,7 @@ impl Site {
         let number = head.split(' ').nth(1).and_then(|path| path.trim_start_matches('/').parse::<usize>().ok());
         let content = match number {
             Some(number) if head.starts_with("POST ") => {
-                let _ = self.verdicts.send(format!("{number} {body}"));
+                let _ = self.verdicts.send(format!("{number} {body}")).await;
                 self.visits.get(number + 1).map(|visit| visit.page.clone()).unwrap_or_default()
             }
             Some(number) => page(&self.visits[number].socket),
@@ -208,7 +208,7 @@ async fn foreign_page_cannot_connect_and_local_page_can() {
     };
     let visits: Vec<Visit> = cases.iter().enumerate().map(visit).collect();
     let first = visits[0].page.clone();
-    let (verdicts, mut reported) = mpsc::unbounded_channel();
+    let (verdicts, mut reported) = mpsc::channel(cases.len());
     let serving = Site { visits, server: server.address(), verdicts }.serve(listener);
 
     let browser = tokio::task::spawn_blocking(move || Browser::open(&first)).await.unwrap();
