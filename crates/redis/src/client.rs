@@ -1,20 +1,23 @@
-//! The handle to a connection.
+//! The handle of a client.
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::connection::{
-    ClientShared, Connection, ConnectionState, PendingRequest, PipelineReplies, ReplySender, SubmitRejection, after,
-    later,
-};
+use crate::connection::{ConnectionShared, ConnectionState, PipelineReplies, after};
+use crate::driver::Connection;
+use crate::exclusive::{ExclusiveSet, blocking};
 use crate::observe::{ClientStats, observed};
 use crate::request::read_reply;
+use crate::sharing::Route;
+use crate::tasks::Tasks;
 use crate::{
-    Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, RequestOutcome, States, Status, WhenFull,
+    ConnectionError, Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, RequestOutcome, States,
+    Status,
 };
 
 /// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
@@ -22,9 +25,19 @@ use crate::{
 /// Any number of tasks can use it at the same time. Requests are written in the order of their submission.
 #[derive(Debug)]
 pub struct Client {
-    shared: Arc<ClientShared>,
+    pub(crate) shared: Arc<ClientShared>,
     /// The timeout of requests made with this handle.
-    timeout: Duration,
+    pub(crate) timeout: Duration,
+}
+
+/// What the handles of a client share with its driver.
+pub(crate) struct ClientShared {
+    /// The connection that all tasks share.
+    pub(crate) connection: Arc<ConnectionShared>,
+    pub(crate) exclusive: ExclusiveSet,
+    pub(crate) tasks: Tasks,
+    /// The number of handles. The last one closes the client.
+    handles: AtomicUsize,
 }
 
 impl Client {
@@ -32,9 +45,37 @@ impl Client {
     ///
     /// Nothing is sent, and no deadline is kept, until the connection runs: requests and [`close`](Self::close) wait.
     pub fn new(options: Options) -> (Self, Connection) {
-        let shared = Arc::new(ClientShared::new(options));
-        let timeout = shared.options.timeout;
-        (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared))
+        let timeout = options.timeout;
+        let (tasks, runner) = Tasks::new();
+        let shared = Arc::new(ClientShared {
+            exclusive: ExclusiveSet::new(&options),
+            connection: Arc::new(ConnectionShared::new(options)),
+            tasks,
+            handles: AtomicUsize::new(1),
+        });
+        (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner))
+    }
+
+    /// Creates a client whose connection runs on a new task of the current tokio runtime, and waits for the first attempt to
+    /// connect.
+    ///
+    /// The client can be used on other runtimes as well, as long as this one runs; when this one shuts down, the client is closed.
+    /// Dropping the future closes the client.
+    ///
+    /// # Errors
+    ///
+    /// Why the attempt failed. There is no other attempt: use [`start`](Self::start) if the server may be down.
+    pub async fn connect(options: Options) -> Result<Self, ConnectionError> {
+        let client = Self::start(options);
+        let is_pending = |state| matches!(state, ConnectionState::Init | ConnectionState::Connecting);
+        let mut watched = client.status();
+        // Cannot fail, because `client` owns the sender.
+        let _ = watched.wait_for(|status| !is_pending(status.state)).await;
+        let status = watched.borrow().clone();
+        match status.last_error {
+            Some(error) if status.state != ConnectionState::Open => Err((*error).clone()),
+            _ => Ok(client),
+        }
     }
 
     /// Creates a client whose connection runs on a new task of the current tokio runtime.
@@ -59,10 +100,16 @@ impl Client {
         client
     }
 
+    pub(crate) fn options(&self) -> &Options {
+        &self.shared.connection.options
+    }
+
     /// Sends a request and returns its reply, converted to `T`.
     ///
     /// Functions in [`commands`](crate::commands) choose a type; [`returning`](Request::returning) chooses another. A
     /// [`Command`](crate::Command) takes the type that the result is assigned to.
+    ///
+    /// A [blocking command](crate::sharing#blocking-commands) is sent over an exclusive connection, so that it delays no other task.
     ///
     /// # Errors
     ///
@@ -71,16 +118,21 @@ impl Client {
     /// # Cancellation
     ///
     /// Dropping the future does not affect other requests. A request that is not written yet may still be sent; its reply is then
-    /// dropped.
+    /// dropped. A blocking command is unblocked; see [`Options::unclaimed_hook`] for an element that it has already popped.
     pub async fn send<T: FromValue>(&self, request: impl Into<Request<T>>) -> Result<T, Error> {
         let command = request.into().into_command();
-        command.check()?;
-        let bytes = command.as_bytes();
-        let exchange = self.exchange(bytes, 1, ReplySender::one());
-        let reply = if self.shared.options.is_observed() {
-            observed(&self.shared.options, bytes, 1, async { exchange.await? }).await
-        } else {
-            exchange.await?
+        let reply = match command.route()? {
+            Route::Shared => {
+                let bytes = command.as_bytes();
+                let exchange = self.shared.connection.call(bytes, self.timeout);
+                if self.options().is_observed() {
+                    observed(self.options(), bytes, 1, exchange).await
+                } else {
+                    exchange.await
+                }
+            }
+            // Boxed, so that the future of other requests stays small.
+            Route::Exclusive(block) => Box::pin(blocking::call(self, &command, block)).await,
         };
         read_reply(reply?)
     }
@@ -90,22 +142,30 @@ impl Client {
     /// No request of this client comes between them, but requests of other clients may: it is not a transaction. An error of one
     /// command does not affect the others. If the connection is lost, the commands without a reply have the error.
     ///
+    /// A pipeline that ends with `WAIT` or `WAITAOF` is sent over an exclusive connection, because these wait for the writes of their own
+    /// connection.
+    ///
     /// # Errors
     ///
     /// If a command cannot be sent. Then none is.
     pub async fn pipeline<S: ReplyTypes>(&self, pipeline: Pipeline<S>) -> Result<S::Results, Error> {
         pipeline.check()?;
         let (bytes, len) = (pipeline.as_bytes(), pipeline.len());
-        let exchanged = if len == 0 {
+        let called = if len == 0 {
             Ok(PipelineReplies { values: Vec::new(), error: None })
-        } else if self.shared.options.is_observed() {
-            let exchange = self.exchange(bytes, len, ReplySender::pipeline(len));
-            observed(&self.shared.options, bytes, len, exchange).await
+        } else if let Some(block) = pipeline.final_wait() {
+            Box::pin(async {
+                let lease = self.shared.exclusive.lease(&self.shared, after(self.timeout)).await?;
+                let timeout = block.map_or(Duration::MAX, |block| block.saturating_add(self.timeout));
+                lease.connection().call_all(bytes, len, timeout).await
+            })
+            .await
         } else {
-            self.exchange(bytes, len, ReplySender::pipeline(len)).await
+            let call = self.shared.connection.call_all(bytes, len, self.timeout);
+            if self.options().is_observed() { observed(self.options(), bytes, len, call).await } else { call.await }
         };
         let PipelineReplies { values, error } =
-            exchanged.unwrap_or_else(|error| PipelineReplies { values: Vec::new(), error: Some(error) });
+            called.unwrap_or_else(|error| PipelineReplies { values: Vec::new(), error: Some(error) });
         // There are as many values as commands, unless there is an error.
         let missing = || error.clone().unwrap_or(Error::Closed { outcome: RequestOutcome::MaybeExecuted });
         let mut values = values.into_iter();
@@ -127,84 +187,44 @@ impl Client {
         }
     }
 
-    /// Submits encoded commands and waits for their replies.
-    async fn exchange<T>(
-        &self,
-        bytes: &[u8],
-        commands: usize,
-        (reply, receiver): (ReplySender, oneshot::Receiver<T>),
-    ) -> Result<T, Error> {
-        match self.submit(bytes, commands, reply) {
-            Ok(None) => {}
-            Ok(Some(request)) => self.shared.submit_in_turn(bytes, request).await?,
-            Err(error) => {
-                // A task that retries in a loop must not starve the actor, on which its success depends.
-                tokio::task::coop::consume_budget().await;
-                return Err(error);
-            }
-        }
-        let mut guard = AbandonGuard { shared: &self.shared, has_ended: false };
-        let replied = receiver.await;
-        guard.has_ended = true;
-        // The actor sends a reply or an error to every request, unless the runtime has dropped it.
-        replied.map_err(|_| Error::Closed { outcome: RequestOutcome::MaybeExecuted })
-    }
-
-    /// Queues a request. Returns it if it has to wait for a permit.
-    fn submit(&self, bytes: &[u8], commands: usize, reply: ReplySender) -> Result<Option<PendingRequest>, Error> {
-        let submitted = Instant::now();
-        let request = PendingRequest::new(bytes.len(), commands, submitted, later(submitted, self.timeout), reply);
-        match self.shared.queue.submit(bytes, request) {
-            Ok(()) => Ok(None),
-            Err(SubmitRejection::Error(error)) => Err(error),
-            Err(SubmitRejection::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
-                self.shared.counters.count(|stats| stats.rejected += 1);
-                Err(Error::QueueFull)
-            }
-            Err(SubmitRejection::Full(request)) => Ok(Some(request)),
-        }
-    }
-
-    /// Returns a receiver of the newest status of the connection.
+    /// Returns a receiver of the newest status of the shared connection.
     pub fn status(&self) -> watch::Receiver<Status> {
-        self.shared.status.subscribe()
+        self.shared.connection.status.subscribe()
     }
 
-    /// Returns a stream of all states of the connection, starting with the current one.
+    /// Returns a stream of all states of the shared connection, starting with the current one.
     pub fn states(&self) -> States {
-        self.shared.status.states()
+        self.shared.connection.status.states()
     }
 
     /// Returns the statistics of the client.
     pub fn stats(&self) -> ClientStats {
-        self.shared.stats()
+        ClientStats { exclusive: self.shared.exclusive.stats(), ..self.shared.connection.stats() }
     }
 
-    /// Closes the client: rejects new requests, waits for the replies to those in flight, and closes the connection.
+    /// Closes the client: rejects new requests, waits for the replies to those in flight, and closes all its connections.
     ///
     /// After `grace`, requests still in flight end with [`Error::Closed`]. Attempts to connect are interrupted. If the client is
     /// closed several times, the shortest time counts.
     pub async fn close(&self, grace: Duration) {
-        self.shared.queue.close(after(grace));
+        self.shared.close(after(grace));
         let mut status = self.status();
         // Cannot fail, because `shared` owns the sender.
         let _ = status.wait_for(|status| status.state == ConnectionState::Closed).await;
     }
 }
 
-/// Notifies the queue if the caller drops its future before the reply: a request that was not sent no longer needs its permit.
-///
-/// It is dropped after the receiver of the reply, so that the queue finds the request without a caller.
-struct AbandonGuard<'a> {
-    shared: &'a ClientShared,
-    has_ended: bool,
+impl ClientShared {
+    /// Closes all connections. Each must have ended by this deadline, or by an earlier one that was set before.
+    pub(crate) fn close(&self, deadline: Instant) {
+        self.exclusive.close(deadline);
+        self.connection.queue.close(deadline);
+    }
 }
 
-impl Drop for AbandonGuard<'_> {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.shared.queue.abandon();
-        }
+impl fmt::Debug for ClientShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientShared").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
@@ -218,7 +238,7 @@ impl Clone for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if self.shared.handles.fetch_sub(1, SeqCst) == 1 {
-            self.shared.queue.close(after(self.shared.options.timeout));
+            self.shared.close(after(self.options().timeout));
         }
     }
 }

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::buffer::Buffer;
 use crate::request::Request;
-use crate::sharing::{self, NotShareable};
+use crate::sharing::{self, NotShareable, Route};
 
 /// A command with its arguments.
 ///
@@ -193,10 +193,18 @@ impl Command {
 
     /// Checks whether the command can be sent over a shared connection.
     pub fn check(&self) -> Result<(), CommandError> {
-        if let Some(error) = &self.error {
-            return Err(error.clone());
-        }
-        sharing::find_rejection(self.as_bytes()).map_or(Ok(()), |rejection| Err(CommandError::NotShareable(rejection)))
+        self.check_encoding()?;
+        sharing::find_unshareable(self.as_bytes()).map_or(Ok(()), |row| Err(CommandError::NotShareable(row)))
+    }
+
+    /// Returns the connection that the command is sent over, or why it cannot be sent.
+    pub(crate) fn route(&self) -> Result<Route, CommandError> {
+        self.check_encoding()?;
+        sharing::route(self.as_bytes()).map_err(CommandError::NotShareable)
+    }
+
+    fn check_encoding(&self) -> Result<(), CommandError> {
+        self.error.clone().map_or(Ok(()), Err)
     }
 
     /// Appends encoded arguments.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::credentials::Credentials;
+use crate::exclusive::UnclaimedHook;
 use crate::observe::SlowHook;
 use crate::resp::DecoderOptions;
 
@@ -61,6 +62,12 @@ pub struct Options {
     pub max_in_flight_bytes: usize,
     /// What happens to a request while `max_in_flight` or `max_in_flight_bytes` is reached. Default: [`WhenFull::Wait`].
     pub when_full: WhenFull,
+    /// Exclusive connections that may be in use at a time, for blocking commands and for transactions with watched keys. At the limit, a
+    /// caller waits. Default: 16. A program with more consumers that block needs more.
+    pub max_exclusive: usize,
+    /// A function that is called with an element that a blocking command has popped after its caller has gone away. Default: none, and
+    /// the element is logged as dropped.
+    pub unclaimed_hook: Option<UnclaimedHook>,
     /// Limits on replies. A reply above them ends the connection. Default: [`DecoderOptions::default`].
     pub decoder: DecoderOptions,
     /// Whether every request has a `tracing` span, with the name of the command and without its arguments. Default: false, because
@@ -88,6 +95,8 @@ impl Default for Options {
             max_in_flight: 65_536,
             max_in_flight_bytes: 64 << 20,
             when_full: WhenFull::default(),
+            max_exclusive: 16,
+            unclaimed_hook: None,
             decoder: DecoderOptions::default(),
             trace: false,
             slow_hook: None,
@@ -198,6 +207,20 @@ impl Options {
     #[must_use]
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
         self.when_full = when_full;
+        self
+    }
+
+    /// Sets [`max_exclusive`](#structfield.max_exclusive).
+    #[must_use]
+    pub fn max_exclusive(mut self, max_exclusive: usize) -> Self {
+        self.max_exclusive = max_exclusive;
+        self
+    }
+
+    /// Sets [`unclaimed_hook`](#structfield.unclaimed_hook).
+    #[must_use]
+    pub fn unclaimed_hook(mut self, unclaimed_hook: UnclaimedHook) -> Self {
+        self.unclaimed_hook = Some(unclaimed_hook);
         self
     }
 

@@ -2,12 +2,14 @@
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
+use std::time::Duration;
 
-use crate::command::CommandError;
+use crate::command::{Command, CommandError};
 use crate::convert::FromValue;
 use crate::error::Error;
 use crate::request::{Request, read_reply};
 use crate::resp::Value;
+use crate::sharing::{self, NotShareable};
 
 /// Commands that are sent together. `S` is the type of their replies: a tuple of up to twelve types, or a `Vec` of one type.
 ///
@@ -30,7 +32,17 @@ pub struct Pipeline<S> {
     encoded: Vec<u8>,
     len: usize,
     error: Option<CommandError>,
+    /// The `WAIT` or `WAITAOF` that ends the pipeline.
+    wait: Option<FinalWait>,
     results: PhantomData<fn() -> S>,
+}
+
+/// The last command of a pipeline that waits for the writes before it.
+#[derive(Clone, Copy)]
+struct FinalWait {
+    row: &'static NotShareable,
+    /// For how long it waits, or `None` if there is no limit.
+    timeout: Option<Duration>,
 }
 
 /// Memory to reserve for each command of an iterator, and for all of them.
@@ -85,7 +97,7 @@ impl<S> Pipeline<S> {
         S: Append<T>,
     {
         self.append(&request);
-        Pipeline { encoded: self.encoded, len: self.len, error: self.error, results: PhantomData }
+        Pipeline { encoded: self.encoded, len: self.len, error: self.error, wait: self.wait, results: PhantomData }
     }
 
     /// Returns the number of commands.
@@ -114,12 +126,34 @@ impl<S> Pipeline<S> {
     }
 
     fn empty() -> Self {
-        Self { encoded: Vec::new(), len: 0, error: None, results: PhantomData }
+        Self { encoded: Vec::new(), len: 0, error: None, wait: None, results: PhantomData }
+    }
+
+    /// Returns for how long the last command waits, if it is `WAIT` or `WAITAOF`, or `None` inside if there is no limit.
+    pub(crate) fn final_wait(&self) -> Option<Option<Duration>> {
+        self.wait.map(|wait| wait.timeout)
+    }
+
+    /// Checks whether a command can be appended.
+    fn check_next(&mut self, command: &Command) -> Result<(), CommandError> {
+        if let Some(wait) = &self.wait {
+            return Err(CommandError::NotShareable(wait.row));
+        }
+        match command.check() {
+            Err(CommandError::NotShareable(row)) => match sharing::final_wait(row, command.as_bytes()) {
+                Some(timeout) => self.wait = Some(FinalWait { row, timeout }),
+                None => return Err(CommandError::NotShareable(row)),
+            },
+            checked => return checked,
+        }
+        Ok(())
     }
 
     fn append<T>(&mut self, request: &Request<T>) {
         let command = request.command();
-        self.error = self.error.take().or_else(|| command.check().err());
+        if let Err(error) = self.check_next(command) {
+            self.error.get_or_insert(error);
+        }
         self.encoded.extend_from_slice(command.as_bytes());
         self.len += 1;
     }
@@ -139,7 +173,13 @@ impl<T> FromIterator<Request<T>> for Pipeline<Vec<T>> {
 
 impl<S> Clone for Pipeline<S> {
     fn clone(&self) -> Self {
-        Self { encoded: self.encoded.clone(), len: self.len, error: self.error.clone(), results: PhantomData }
+        Self {
+            encoded: self.encoded.clone(),
+            len: self.len,
+            error: self.error.clone(),
+            wait: self.wait,
+            results: PhantomData,
+        }
     }
 }
 
@@ -223,6 +263,18 @@ mod tests {
         pipeline.push(Command::new("B").returning());
         let results = <Vec<i64> as ReplyTypes>::read(pipeline.len(), replies(vec![1.into()]));
         assert!(matches!(results[..], [Ok(1), Err(Error::QueueFull)]), "{results:?}");
+    }
+
+    #[test]
+    fn only_the_last_command_can_wait_for_the_writes() {
+        let wait = |timeout: &str| Command::new("WAIT").arg(1).arg(timeout).returning::<i64>();
+        let write = || Command::new("INCR").arg("a").returning::<i64>();
+        let pipeline = Pipeline::new().then(write()).then(wait("1500"));
+        assert_eq!((pipeline.check(), pipeline.final_wait()), (Ok(()), Some(Some(Duration::from_millis(1500)))));
+        assert_eq!(Pipeline::new().then(write()).then(wait("0")).final_wait(), Some(None));
+        assert_eq!(Pipeline::new().then(write()).final_wait(), None);
+        let not_last = Pipeline::new().then(wait("0")).then(write());
+        assert!(matches!(not_last.check(), Err(CommandError::NotShareable(row)) if row.name == "WAIT"));
     }
 
     #[test]

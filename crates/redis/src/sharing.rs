@@ -2,16 +2,26 @@
 //!
 //! Replies are matched to requests by their order, and all tasks use one connection. A command without exactly one reply would
 //! shift the replies of other tasks, a command that changes the state of the connection would change it for all tasks until the
-//! next reconnect, and a blocking command would delay all of them. They are rejected by name, with
-//! [`CommandError::NotShareable`](crate::CommandError::NotShareable), before a byte of them is written.
+//! next reconnect, and a blocking command would delay all of them. They are found by name. Some are sent over another connection; the
+//! others are rejected, with [`CommandError::NotShareable`](crate::CommandError::NotShareable), before a byte of them is written.
 //!
-//! Related commands that do none of this are allowed: `CLIENT` when it reads (`ID`, `INFO`, `LIST`, `GETNAME`, `GETREDIR`,
+//! # Blocking commands
+//!
+//! [`Client::send`](crate::Client::send) sends `BLPOP`, `XREAD` with `BLOCK` and the like over an exclusive connection. `WAIT` and
+//! `WAITAOF` can end a [`Pipeline`](crate::Pipeline), which is then sent over an exclusive connection. Anywhere else in a pipeline or
+//! transaction they are rejected.
+//!
+//! # Similar commands
+//!
+//! Related commands that do none of this are shared: `CLIENT` when it reads (`ID`, `INFO`, `LIST`, `GETNAME`, `GETREDIR`,
 //! `TRACKINGINFO`) or concerns other connections (`KILL`, `PAUSE`, `UNPAUSE`, `UNBLOCK`), and `CLIENT SETINFO`, which only sets a
 //! label; `PUBLISH` and `PUBSUB`; commands that keep the whole server busy, for which a separate connection would be no better
 //! (`SAVE`, `MIGRATE`, `DEBUG SLEEP`); and `SHUTDOWN`, after which there is nothing to share. The server itself prevents scripts
 //! from doing any of it. A renamed command (`rename-command`) is not recognized.
 
 use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+use std::time::Duration;
 
 /// A command that cannot be sent over a shared connection.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,6 +33,38 @@ pub struct NotShareable {
     pub hazard: Hazard,
     /// What to do instead.
     pub instead: &'static str,
+    route: Rule,
+}
+
+/// How the client handles a command that cannot be shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// It is rejected.
+    Reject,
+    /// It is sent over an exclusive connection, alone. Where its timeout is.
+    Exclusive(Timeout),
+    /// It is sent over an exclusive connection, at the end of a pipeline. Its timeout is the last argument, in milliseconds.
+    PipelineEnd,
+}
+
+/// Where a blocking command has its timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Timeout {
+    /// The first argument, in seconds.
+    First,
+    /// The last argument, in seconds.
+    Last,
+    /// After `BLOCK`, in milliseconds.
+    Block,
+}
+
+/// The connection that a command is sent over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// The connection that all tasks share.
+    Shared,
+    /// An exclusive one. For how long the command may block, or `None` if there is no limit.
+    Exclusive(Option<Duration>),
 }
 
 /// What a command would do to other tasks on the same connection.
@@ -53,16 +95,16 @@ impl Display for Hazard {
     }
 }
 
-/// The rejected commands. A second word is a subcommand, and for `XREAD` and `XREADGROUP` an option.
-static REJECTED: [NotShareable; 43] = {
-    use Hazard::{Blocking, ConnectionState, ReplyOrder};
+/// The commands that cannot be shared. A second word is a subcommand, and for `XREAD` and `XREADGROUP` an option.
+static UNSHAREABLE: [NotShareable; 43] = {
+    use Hazard::{ConnectionState, ReplyOrder};
     [
-        row("SUBSCRIBE", ReplyOrder, NOT_YET),
-        row("PSUBSCRIBE", ReplyOrder, NOT_YET),
-        row("SSUBSCRIBE", ReplyOrder, NOT_YET),
-        row("UNSUBSCRIBE", ReplyOrder, NOT_YET),
-        row("PUNSUBSCRIBE", ReplyOrder, NOT_YET),
-        row("SUNSUBSCRIBE", ReplyOrder, NOT_YET),
+        row("SUBSCRIBE", ReplyOrder, "use `Client::subscribe`"),
+        row("PSUBSCRIBE", ReplyOrder, "use `Client::psubscribe`"),
+        row("SSUBSCRIBE", ReplyOrder, "use `Client::ssubscribe`"),
+        row("UNSUBSCRIBE", ReplyOrder, UNSUBSCRIBE),
+        row("PUNSUBSCRIBE", ReplyOrder, UNSUBSCRIBE),
+        row("SUNSUBSCRIBE", ReplyOrder, UNSUBSCRIBE),
         row("MONITOR", ReplyOrder, TOOL),
         row("SYNC", ReplyOrder, TOOL),
         row("PSYNC", ReplyOrder, TOOL),
@@ -75,50 +117,62 @@ static REJECTED: [NotShareable; 43] = {
         row("QUIT", ConnectionState, "use `Client::close`"),
         row("MULTI", ConnectionState, TRANSACTION),
         row("EXEC", ConnectionState, TRANSACTION),
-        row("DISCARD", ConnectionState, TRANSACTION),
-        row("WATCH", ConnectionState, TRANSACTION),
-        row("UNWATCH", ConnectionState, TRANSACTION),
-        row("READONLY", ConnectionState, NOT_YET),
-        row("READWRITE", ConnectionState, NOT_YET),
-        row("ASKING", ConnectionState, NOT_YET),
+        row("DISCARD", ConnectionState, "use a `Transaction`, which is sent as a whole or not at all"),
+        row("WATCH", ConnectionState, "use `Client::watch`"),
+        row("UNWATCH", ConnectionState, "use `Client::watch`"),
+        row("READONLY", ConnectionState, CLUSTER),
+        row("READWRITE", ConnectionState, CLUSTER),
+        row("ASKING", ConnectionState, CLUSTER),
         row("CLIENT SETNAME", ConnectionState, "set `Options::name`"),
-        row("CLIENT TRACKING", ConnectionState, NOT_YET),
-        row("CLIENT CACHING", ConnectionState, NOT_YET),
-        row("CLIENT NO-EVICT", ConnectionState, NOT_YET),
-        row("CLIENT NO-TOUCH", ConnectionState, NOT_YET),
+        row("CLIENT TRACKING", ConnectionState, CACHE),
+        row("CLIENT CACHING", ConnectionState, CACHE),
+        row("CLIENT NO-EVICT", ConnectionState, "set `Options::no_evict`"),
+        row("CLIENT NO-TOUCH", ConnectionState, "set `Options::no_touch`"),
         // These two are Valkey's.
-        row("CLIENT CAPA", ConnectionState, NOT_YET),
-        row("CLIENT IMPORT-SOURCE", ConnectionState, NOT_YET),
-        row("BLPOP", Blocking, "use LPOP and poll"),
-        row("BRPOP", Blocking, "use RPOP and poll"),
-        row("BLMPOP", Blocking, "use LMPOP and poll"),
-        row("BLMOVE", Blocking, "use LMOVE and poll"),
-        row("BRPOPLPUSH", Blocking, "use LMOVE and poll"),
-        row("BZPOPMIN", Blocking, "use ZPOPMIN and poll"),
-        row("BZPOPMAX", Blocking, "use ZPOPMAX and poll"),
-        row("BZMPOP", Blocking, "use ZMPOP and poll"),
-        row("XREAD BLOCK", Blocking, "omit BLOCK and poll"),
-        row("XREADGROUP BLOCK", Blocking, "omit BLOCK and poll"),
+        row("CLIENT CAPA", ConnectionState, "this client has no capability that a server needs to know"),
+        row("CLIENT IMPORT-SOURCE", ConnectionState, TOOL),
+        blocking("BLPOP", Timeout::Last),
+        blocking("BRPOP", Timeout::Last),
+        blocking("BLMPOP", Timeout::First),
+        blocking("BLMOVE", Timeout::Last),
+        blocking("BRPOPLPUSH", Timeout::Last),
+        blocking("BZPOPMIN", Timeout::Last),
+        blocking("BZPOPMAX", Timeout::Last),
+        blocking("BZMPOP", Timeout::First),
+        blocking("XREAD BLOCK", Timeout::Block),
+        blocking("XREADGROUP BLOCK", Timeout::Block),
         // Even if they do not block, they report on the last write of the connection, which may be of another task.
-        row("WAIT", Blocking, NOT_YET),
-        row("WAITAOF", Blocking, NOT_YET),
+        wait("WAIT"),
+        wait("WAITAOF"),
     ]
 };
 
-const NOT_YET: &str = "it is not supported yet";
+const UNSUBSCRIBE: &str = "drop the `Subscription`";
 const TOOL: &str = "use a tool such as redis-cli";
-const TRANSACTION: &str = "use a `Script`, which is atomic";
+const TRANSACTION: &str = "use a `Transaction`";
+const CLUSTER: &str = "it is for Redis Cluster, which this client does not support";
+const CACHE: &str = "set `Options::cache`, and read with `Client::cached`";
 
 const fn row(name: &'static str, hazard: Hazard, instead: &'static str) -> NotShareable {
-    NotShareable { name, hazard, instead }
+    NotShareable { name, hazard, instead, route: Rule::Reject }
+}
+
+const fn blocking(name: &'static str, timeout: Timeout) -> NotShareable {
+    let instead = "send it alone with `Client::send`, which gives it an exclusive connection";
+    NotShareable { name, hazard: Hazard::Blocking, instead, route: Rule::Exclusive(timeout) }
+}
+
+const fn wait(name: &'static str) -> NotShareable {
+    let instead = "append it to a `Pipeline` of the writes that it is to wait for, as the last command";
+    NotShareable { name, hazard: Hazard::Blocking, instead, route: Rule::PipelineEnd }
 }
 
 /// For each pair of first letters, a bit set of the lengths of rejected names. It rules out nearly every other command.
 static LENGTHS: [u16; 1 << 10] = {
     let mut lengths = [0; 1 << 10];
     let mut index = 0;
-    while index < REJECTED.len() {
-        let name = REJECTED[index].name.as_bytes();
+    while index < UNSHAREABLE.len() {
+        let name = UNSHAREABLE[index].name.as_bytes();
         let mut len = 0;
         while len < name.len() && name[len] != b' ' {
             len += 1;
@@ -134,8 +188,55 @@ const fn prefix(first: u8, second: u8) -> usize {
     (first as usize & 31) << 5 | (second as usize & 31)
 }
 
-/// Returns the reason if an encoded command is rejected.
-pub(crate) fn find_rejection(command: &[u8]) -> Option<&'static NotShareable> {
+/// Returns the connection for an encoded command, or why it is rejected.
+pub(crate) fn route(command: &[u8]) -> Result<Route, &'static NotShareable> {
+    match find_unshareable(command) {
+        None => Ok(Route::Shared),
+        Some(row) => match row.route {
+            Rule::Exclusive(timeout) => Ok(Route::Exclusive(block_time(command, timeout))),
+            Rule::Reject | Rule::PipelineEnd => Err(row),
+        },
+    }
+}
+
+/// Returns for how long a command that may end a pipeline waits, if it is one, or `None` inside if there is no limit.
+pub(crate) fn final_wait(row: &NotShareable, command: &[u8]) -> Option<Option<Duration>> {
+    (row.route == Rule::PipelineEnd)
+        .then(|| limited(Words::of(command)?.last().and_then(parse::<u64>).map(Duration::from_millis)))
+}
+
+/// Returns for how long a command may block, or `None` if there is no limit. It is zero if the timeout is invalid, because then the server
+/// answers with an error at once.
+fn block_time(command: &[u8], timeout: Timeout) -> Option<Duration> {
+    let Some(mut words) = Words::of(command) else { return Some(Duration::ZERO) };
+    words.next();
+    let duration = match timeout {
+        Timeout::First => words.next().and_then(seconds),
+        Timeout::Last => words.last().and_then(seconds),
+        Timeout::Block => block_argument(words).and_then(parse).map(Duration::from_millis),
+    };
+    limited(duration)
+}
+
+/// A timeout of zero means that there is no limit, and an invalid one that there is no time.
+fn limited(timeout: Option<Duration>) -> Option<Duration> {
+    match timeout {
+        Some(Duration::ZERO) => None,
+        Some(timeout) => Some(timeout),
+        None => Some(Duration::ZERO),
+    }
+}
+
+fn seconds(word: &[u8]) -> Option<Duration> {
+    Duration::try_from_secs_f64(parse(word)?).ok()
+}
+
+fn parse<T: FromStr>(word: &[u8]) -> Option<T> {
+    str::from_utf8(word).ok()?.parse().ok()
+}
+
+/// Returns the row of an encoded command that cannot be shared.
+pub(crate) fn find_unshareable(command: &[u8]) -> Option<&'static NotShareable> {
     let name = match command {
         // Nearly all commands have fewer than ten arguments, and a name of fewer than ten letters.
         [_, _, b'\r', _, _, len, b'\r', _, rest @ ..] => rest.get(..digit(*len))?,
@@ -148,9 +249,9 @@ pub(crate) fn find_rejection(command: &[u8]) -> Option<&'static NotShareable> {
 fn find(mut words: Words<'_>) -> Option<&'static NotShareable> {
     let name = words.next()?;
     let first = name.first()?.to_ascii_uppercase();
-    REJECTED.iter().filter(|row| row.name.as_bytes()[0] == first).find(|row| match row.name.split_once(' ') {
+    UNSHAREABLE.iter().filter(|row| row.name.as_bytes()[0] == first).find(|row| match row.name.split_once(' ') {
         None => is(name, row.name),
-        Some((command, "BLOCK")) => is(name, command) && blocks(words.clone()),
+        Some((command, "BLOCK")) => is(name, command) && block_argument(words.clone()).is_some(),
         Some((command, second)) => is(name, command) && words.clone().next().is_some_and(|word| is(word, second)),
     })
 }
@@ -159,14 +260,15 @@ fn is(word: &[u8], expected: &str) -> bool {
     word.eq_ignore_ascii_case(expected.as_bytes())
 }
 
-/// Whether `BLOCK` is an option of `XREAD` or `XREADGROUP`, and not the name of a stream or of a group.
-fn blocks(mut arguments: Words<'_>) -> bool {
+/// Returns the argument of `BLOCK`, if it is an option of `XREAD` or `XREADGROUP`, and not the name of a stream or of a group. It is
+/// empty if it is missing.
+fn block_argument(mut arguments: Words<'_>) -> Option<&[u8]> {
     while let Some(word) = arguments.next() {
         if is(word, "BLOCK") {
-            return true;
+            return Some(arguments.next().unwrap_or_default());
         }
         let values = match word {
-            word if is(word, "STREAMS") => return false,
+            word if is(word, "STREAMS") => return None,
             word if is(word, "GROUP") => 2,
             word if is(word, "COUNT") => 1,
             _ => 0,
@@ -175,7 +277,7 @@ fn blocks(mut arguments: Words<'_>) -> bool {
             arguments.next();
         }
     }
-    false
+    None
 }
 
 /// The words of an encoded command.
@@ -230,8 +332,8 @@ mod tests {
     }
 
     #[test]
-    fn all_rejected_commands_are_found_in_any_case() {
-        for row in &REJECTED {
+    fn all_unshareable_commands_are_found_in_any_case() {
+        for row in &UNSHAREABLE {
             assert_eq!(rejected(row.name), Some(row.name));
             assert_eq!(rejected(&row.name.to_lowercase()), Some(row.name));
             assert_eq!(rejected(&format!("{} more than one", row.name)), Some(row.name));
@@ -284,6 +386,31 @@ mod tests {
     }
 
     #[test]
+    fn blocking_command_is_sent_over_an_exclusive_connection_with_its_own_timeout() {
+        let seconds = |seconds| Some(Duration::from_secs_f64(seconds));
+        for (words, block) in [
+            ("BLPOP a b 1.5", seconds(1.5)),
+            ("brpop a 0", None),
+            ("BLMOVE a b LEFT RIGHT 3", seconds(3.0)),
+            ("BRPOPLPUSH a b 3", seconds(3.0)),
+            ("BZPOPMIN 7 2", seconds(2.0)),
+            ("BLMPOP 0.25 1 a LEFT", seconds(0.25)),
+            ("BZMPOP 0 1 a MIN", None),
+            ("XREAD COUNT 1 BLOCK 1500 STREAMS s 0", seconds(1.5)),
+            ("XREADGROUP GROUP g c BLOCK 0 STREAMS s >", None),
+            // The server rejects these at once.
+            ("BLPOP a never", seconds(0.0)),
+            ("BLPOP a -1", seconds(0.0)),
+            ("BLPOP a 1e300", seconds(0.0)),
+            ("BLPOP", seconds(0.0)),
+            ("XREAD BLOCK", seconds(0.0)),
+        ] {
+            assert_eq!(command(words).route(), Ok(Route::Exclusive(block)), "{words}");
+        }
+        assert_eq!(command("XREAD STREAMS s 0").route(), Ok(Route::Shared));
+    }
+
+    #[test]
     fn errors_say_what_to_do_instead() {
         let error = |words| command(words).check().unwrap_err().to_string();
         assert_eq!(
@@ -293,7 +420,8 @@ mod tests {
         );
         assert_eq!(
             error("BLPOP l 0"),
-            "BLPOP cannot be sent over a shared connection: it would delay the replies of all tasks; use LPOP and poll"
+            "BLPOP cannot be sent over a shared connection: it would delay the replies of all tasks; send it alone with \
+             `Client::send`, which gives it an exclusive connection"
         );
     }
 

@@ -5,24 +5,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::milliseconds;
-use super::stream::{StreamEntry, StreamId, Streams};
+use super::stream::{StreamEntry, StreamId, StreamStart, Streams};
 use crate::command::{Command, ToArgument};
 use crate::convert::FromValue;
 use crate::error::ConversionError;
 use crate::request::Request;
 use crate::resp::Value;
-
-/// The entries that a group delivers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GroupStart {
-    /// All entries.
-    Beginning,
-    /// Entries added from now on.
-    Now,
-    /// Entries after this ID.
-    After(StreamId),
-}
 
 /// The entries that a consumer reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +30,9 @@ pub struct XreadgroupOptions {
     pub count: Option<u64>,
     /// Acknowledges entries when they are delivered, so that they are lost if the reply is. Default: false.
     pub no_ack: bool,
+    /// For how long the command blocks while there are no entries; zero means without a limit. It applies to [`GroupRead::New`] only.
+    /// Default: it does not block.
+    pub block: Option<Duration>,
 }
 
 /// An entry that was delivered and is not acknowledged.
@@ -93,15 +84,12 @@ impl XreadgroupOptions {
         self.no_ack = no_ack;
         self
     }
-}
 
-impl ToArgument for GroupStart {
-    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
-        match self {
-            Self::Beginning => f(b"0"),
-            Self::Now => f(b"$"),
-            Self::After(id) => id.with_bytes(f),
-        }
+    /// Sets [`block`](#structfield.block).
+    #[must_use]
+    pub fn block(mut self, block: Duration) -> Self {
+        self.block = Some(block);
+        self
     }
 }
 
@@ -151,14 +139,14 @@ fn without_nulls(entries: Vec<Option<StreamEntry>>) -> Vec<StreamEntry> {
 pub fn xgroup_create(
     key: impl ToArgument,
     group: impl ToArgument,
-    start: GroupStart,
+    start: StreamStart,
     make_stream: bool,
 ) -> Request<()> {
     Command::new("XGROUP").arg("CREATE").arg(key).arg(group).arg(start).flag("MKSTREAM", make_stream).returning()
 }
 
 /// Sets the entries that a group delivers next.
-pub fn xgroup_setid(key: impl ToArgument, group: impl ToArgument, start: GroupStart) -> Request<()> {
+pub fn xgroup_setid(key: impl ToArgument, group: impl ToArgument, start: StreamStart) -> Request<()> {
     Command::new("XGROUP").arg("SETID").arg(key).arg(group).arg(start).returning()
 }
 
@@ -177,7 +165,7 @@ pub fn xgroup_delconsumer(key: impl ToArgument, group: impl ToArgument, consumer
     Command::new("XGROUP").arg("DELCONSUMER").arg(key).arg(group).arg(consumer).returning()
 }
 
-/// Delivers entries to a consumer. Returns `None` if there are no entries. It does not block.
+/// Delivers entries to a consumer. Returns `None` if there are no entries.
 pub fn xreadgroup<K: ToArgument>(
     group: impl ToArgument,
     consumer: impl ToArgument,
@@ -190,6 +178,7 @@ pub fn xreadgroup<K: ToArgument>(
         .arg(group)
         .arg(consumer)
         .option("COUNT", options.count)
+        .option("BLOCK", options.block.map(milliseconds))
         .flag("NOACK", options.no_ack)
         .arg("STREAMS")
         .args(keys)

@@ -15,7 +15,7 @@ pub enum ListEnd {
 }
 
 impl ListEnd {
-    fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Self::Left => "LEFT",
             Self::Right => "RIGHT",

@@ -1,7 +1,7 @@
 //! Functions for the common commands. Each returns a [`Request`](crate::Request) with the type of its reply.
 //!
 //! [`Request::returning`](crate::Request::returning) chooses another type, and [`Command`] builds any other command. Commands that
-//! block a connection or change its state are not here, because all tasks share the connection.
+//! change the state of a connection are not here, because all tasks share the connection.
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,6 +13,7 @@
 //!
 //! Times are sent in milliseconds. Fractions of a millisecond are rounded up, so that a short time to live is not zero.
 
+mod blocking;
 mod group;
 mod hash;
 mod key;
@@ -28,6 +29,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::command::{Command, ToArgument};
 
+pub use blocking::*;
 pub use group::*;
 pub use hash::*;
 pub use key::*;

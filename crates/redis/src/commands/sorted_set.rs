@@ -31,6 +31,24 @@ pub enum ScoreChange {
     Smaller,
 }
 
+/// The members that are removed first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScoreEnd {
+    /// Those with the lowest scores.
+    Lowest,
+    /// Those with the highest scores.
+    Highest,
+}
+
+impl ScoreEnd {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Lowest => "MIN",
+            Self::Highest => "MAX",
+        }
+    }
+}
+
 /// A part of a result, for `LIMIT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {

@@ -19,6 +19,18 @@ pub struct StreamId {
     pub sequence: u64,
 }
 
+/// The first entry that is read or delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StreamStart {
+    /// The first one of the stream.
+    Beginning,
+    /// The next one that is added.
+    Now,
+    /// The first one after this ID.
+    After(StreamId),
+}
+
 /// An entry of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamEntry {
@@ -83,6 +95,16 @@ impl ToArgument for StreamId {
         put(b"-");
         put(itoa::Buffer::new().format(self.sequence).as_bytes());
         f(&text[..len])
+    }
+}
+
+impl ToArgument for StreamStart {
+    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        match self {
+            Self::Beginning => f(b"0"),
+            Self::Now => f(b"$"),
+            Self::After(id) => id.with_bytes(f),
+        }
     }
 }
 

@@ -81,7 +81,7 @@ fn streams_stand_before_their_positions() {
     let options = XaddOptions::default().trim(Trim::ToAbout(100)).only_existing(true);
     is(xadd("s", [("f", 1)], options), "XADD s NOMKSTREAM MAXLEN ~ 100 * f 1");
     is(xadd("s", [("f", 1)], XaddOptions::default().id(StreamId::MAX)), &format!("XADD s {} f 1", StreamId::MAX));
-    is(xgroup_create("s", "g", GroupStart::Now, true), "XGROUP CREATE s g $ MKSTREAM");
+    is(xgroup_create("s", "g", StreamStart::Now, true), "XGROUP CREATE s g $ MKSTREAM");
     is(
         xpending_range("s", "g", Duration::from_secs(1), StreamId::ZERO, id(9, 9), 5),
         "XPENDING s g IDLE 1000 0-0 9-9 5",

@@ -3,8 +3,8 @@
 //! # The path of a command
 //!
 //! 1. A command is encoded while it is built (`command.rs`, `commands/`), inline while it is small (`buffer.rs`). `sharing.rs`
-//!    rejects commands that would harm other tasks on the connection.
-//! 2. The client submits it. One critical section (`queue`) checks the `gate` and appends its bytes to the pending ones (`batch`).
+//!    finds commands that would harm other tasks on the connection.
+//! 2. The client submits it (`exchange`). One critical section (`queue`) checks the `gate` and appends its bytes to the pending ones (`batch`).
 //!    The first submission after the actor found the queue empty wakes it.
 //! 3. While the connection is open (`serving`), the actor takes all pending bytes and requests by a swap, writes the bytes at
 //!    once (`output`), and records the requests in flight in order, with their deadlines.
@@ -16,6 +16,7 @@
 
 mod batch;
 mod clock;
+mod exchange;
 mod gate;
 mod output;
 mod queue;
@@ -31,20 +32,18 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::clock::{after, later};
-pub(crate) use self::queue::SubmitRejection;
-pub(crate) use self::request::{PendingRequest, PipelineReplies, ReplySender};
+pub(crate) use self::request::{PipelineReplies, ReplySender};
 use self::serving::{Serving, ServingEnd};
-pub(crate) use self::shared::ClientShared;
+pub(crate) use self::shared::ConnectionShared;
 pub use self::status::{ConnectionState, States, Status};
 use self::transport::{ConnectError, Established};
 use crate::{ConnectionError, Error, RequestOutcome, RequestPhase, WhileDown};
 
-/// The driver of a client's connection. It does nothing until it is [run](Self::run).
+/// The actor of a connection. It does nothing until it is [run](Self::run).
 ///
-/// Dropping it closes the client: requests in flight end with [`Error::Closed`].
-#[must_use = "nothing is sent unless it is run"]
-pub struct Connection {
-    shared: Arc<ClientShared>,
+/// Dropping it closes the connection: requests in flight end with [`Error::Closed`].
+pub(crate) struct Actor {
+    shared: Arc<ConnectionShared>,
     /// Attempts to connect since a connection last stayed open for `backoff_reset_after`.
     attempts: u32,
     /// The error for the final status, if it is not there yet.
@@ -61,14 +60,14 @@ enum AttemptEnd {
     Refused(ConnectionError),
 }
 
-impl Connection {
-    pub(crate) fn new(shared: Arc<ClientShared>) -> Self {
+impl Actor {
+    pub(crate) fn new(shared: Arc<ConnectionShared>) -> Self {
         Self { shared, attempts: 0, last_error: None }
     }
 
-    /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
-    /// server has refused the login.
-    pub async fn run(mut self) {
+    /// Connects, sends, receives and reconnects. Returns when the connection has been closed, or the server has refused the login.
+    /// The status becomes [`ConnectionState::Closed`] when the actor is dropped.
+    pub(crate) async fn run(&mut self) {
         let mut state = ConnectionState::Connecting;
         loop {
             // The gate before the state: see `status`.
@@ -105,6 +104,7 @@ impl Connection {
             Ok(established) => established,
             Err(ended) => return ended,
         };
+        self.shared.set_client_id(established.client_id);
         self.shared.queue.open();
         self.shared.status.update(|status| {
             status.state = ConnectionState::Open;
@@ -200,7 +200,7 @@ impl Connection {
 }
 
 /// Ends all requests, even if the connection was never run or its task was aborted.
-impl Drop for Connection {
+impl Drop for Actor {
     fn drop(&mut self) {
         self.shared.queue.close(Instant::now());
         for request in self.shared.queue.take().requests {
@@ -210,11 +210,5 @@ impl Drop for Connection {
             status.state = ConnectionState::Closed;
             status.last_error = self.last_error.take().or(status.last_error.take());
         });
-    }
-}
-
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
     }
 }

@@ -55,9 +55,9 @@ pub(super) struct Signals {
 }
 
 /// Statistics of the queue.
-pub(super) struct Usage {
-    pub(super) queued: usize,
-    pub(super) in_flight: Permit,
+pub(crate) struct Usage {
+    pub(crate) queued: usize,
+    pub(crate) in_flight: Permit,
 }
 
 impl Queue {
@@ -217,10 +217,15 @@ impl Queue {
     }
 
     pub(super) fn is_closing(&self) -> bool {
-        self.lock().closing.is_some()
+        self.closing().is_some()
     }
 
-    pub(super) fn usage(&self) -> Usage {
+    /// Returns when the connection must have ended, if it is closing.
+    pub(crate) fn closing(&self) -> Option<Instant> {
+        self.lock().closing
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
         let state = self.lock();
         Usage { queued: state.pending.requests.len(), in_flight: state.gate.in_flight() }
     }

@@ -21,7 +21,7 @@ use super::clock::{after, later};
 use super::gate::Permit;
 use super::output::Output;
 use super::request::{PendingRequest, ReplySender};
-use super::shared::ClientShared;
+use super::shared::ConnectionShared;
 use super::status::ConnectionState;
 use super::transport::{Established, Stream};
 use crate::observe::{ConnectionStats, LatencyGroup};
@@ -52,7 +52,7 @@ pub(super) enum ServingEnd {
 /// An open connection.
 pub(super) struct Serving {
     stream: Stream,
-    shared: Arc<ClientShared>,
+    shared: Arc<ConnectionShared>,
     decoder: Decoder,
     input: BytesMut,
     /// The length of the last read.
@@ -97,8 +97,8 @@ impl InFlight {
 }
 
 impl Serving {
-    pub(super) fn new(established: Established, shared: Arc<ClientShared>) -> Self {
-        let Established { stream, input, decoder } = established;
+    pub(super) fn new(established: Established, shared: Arc<ConnectionShared>) -> Self {
+        let Established { stream, input, decoder, client_id: _ } = established;
         let stats = shared.counters.connection();
         Self {
             stream,

@@ -1,7 +1,7 @@
-//! The state that the handles of a client share with the actor of its connection.
+//! The state that the callers of a connection share with its actor.
 
 use std::fmt;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use tokio::time::timeout_at;
 
@@ -10,18 +10,18 @@ use super::queue::{Queue, Usage};
 use super::request::PendingRequest;
 use super::status::StatusSender;
 use crate::observe::{ClientStats, Counters};
-use crate::{Error, Options, RequestPhase};
+use crate::{ConnectionState, Error, Options, RequestPhase};
 
-pub(crate) struct ClientShared {
+pub(crate) struct ConnectionShared {
     pub(crate) options: Options,
     pub(crate) status: StatusSender,
     pub(crate) queue: Queue,
     pub(crate) counters: Counters,
-    /// The number of handles. The last one closes the connection.
-    pub(crate) handles: AtomicUsize,
+    /// The ID of the open connection on the server, or 0 if it is unknown.
+    client_id: AtomicI64,
 }
 
-impl ClientShared {
+impl ConnectionShared {
     pub(crate) fn new(options: Options) -> Self {
         let limit = Permit { commands: options.max_in_flight, bytes: options.max_in_flight_bytes };
         Self {
@@ -29,8 +29,22 @@ impl ClientShared {
             status: StatusSender::new(),
             queue: Queue::new(limit),
             counters: Counters::default(),
-            handles: AtomicUsize::new(1),
+            client_id: AtomicI64::new(0),
         }
+    }
+
+    pub(super) fn set_client_id(&self, id: Option<i64>) {
+        self.client_id.store(id.unwrap_or(0), Relaxed);
+    }
+
+    /// Returns the ID of the connection on the server, if it is known.
+    pub(crate) fn client_id(&self) -> Option<i64> {
+        Some(self.client_id.load(Relaxed)).filter(|id| *id != 0)
+    }
+
+    /// Whether the connection is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.status.state() == ConnectionState::Open
     }
 
     /// Queues a request once there is a permit for it, or fails at its deadline.
@@ -64,8 +78,8 @@ impl ClientShared {
     }
 }
 
-impl fmt::Debug for ClientShared {
+impl fmt::Debug for ConnectionShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientShared").field("status", &*self.status.subscribe().borrow()).finish_non_exhaustive()
+        f.debug_struct("ConnectionShared").field("status", &*self.status.subscribe().borrow()).finish_non_exhaustive()
     }
 }

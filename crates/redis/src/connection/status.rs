@@ -110,6 +110,10 @@ impl StatusSender {
         });
     }
 
+    pub(crate) fn state(&self) -> ConnectionState {
+        self.newest.borrow().state
+    }
+
     pub(crate) fn subscribe(&self) -> watch::Receiver<Status> {
         self.newest.subscribe()
     }

@@ -27,6 +27,8 @@ pub(super) struct Established {
     /// Input after the last reply of the handshake: a push may follow at once.
     pub(super) input: BytesMut,
     pub(super) decoder: Decoder,
+    /// The ID of the connection on the server, if the server sends it.
+    pub(super) client_id: Option<i64>,
 }
 
 /// Why there is no connection.
@@ -67,7 +69,8 @@ pub(super) async fn connect(options: &Options) -> Result<Established, ConnectErr
         }
         Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
     };
-    let mut established = Established { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder) };
+    let mut established =
+        Established { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder), client_id: None };
     match established.handshake(options, provided.as_ref().or(options.login.as_ref())).await {
         Ok(()) => Ok(established),
         // The provider may return another login the next time.
@@ -115,6 +118,15 @@ fn is_unknown_command(error: &ServerError) -> bool {
     error.code == ErrorCode::NoProtocol || error.code == ErrorCode::Err && is_unknown
 }
 
+/// Returns the ID of the connection in the reply to `HELLO`.
+fn client_id(hello: &Value) -> Option<i64> {
+    let Value::Map(properties) = hello.bare() else { return None };
+    properties.iter().find_map(|(name, value)| match value {
+        Value::Integer(id) if name.as_bytes().is_some_and(|name| name == "id") => Some(*id),
+        _ => None,
+    })
+}
+
 impl Established {
     /// Authenticates, sets the name and the database, and switches to RESP3 if the server supports it.
     async fn handshake(&mut self, options: &Options, login: Option<&Login>) -> Result<(), ConnectError> {
@@ -127,7 +139,7 @@ impl Established {
             hello.extend(["SETNAME", name]);
         }
         match self.call(&hello).await? {
-            Ok(_) => {}
+            Ok(reply) => self.client_id = client_id(&reply),
             Err(error) if is_unknown_command(&error) => {
                 if let Some((user, password)) = login {
                     // Servers without users take the password alone.
@@ -137,6 +149,10 @@ impl Established {
                 }
                 if let Some(name) = &options.name {
                     self.require(&["CLIENT", "SETNAME", name]).await?;
+                }
+                // Servers before Redis 5 do not know it.
+                if let Ok(Value::Integer(id)) = self.call(&["CLIENT", "ID"]).await? {
+                    self.client_id = Some(id);
                 }
             }
             Err(error) => return Err(refused(error)),

@@ -4,7 +4,8 @@ mod slow_hook;
 mod span;
 mod stats;
 
+pub(crate) use slow_hook::name as command_name;
 pub use slow_hook::{SlowCommand, SlowHook};
-pub(crate) use span::observed;
-pub use stats::{ClientStats, Latency, TimeoutStats};
+pub(crate) use span::{observed, traced};
+pub use stats::{ClientStats, ExclusiveStats, Latency, TimeoutStats};
 pub(crate) use stats::{ConnectionStats, Counters, LatencyGroup};

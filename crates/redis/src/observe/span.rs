@@ -25,26 +25,35 @@ pub(crate) fn observed<'a, T: Send + 'a>(
 ) -> Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>> {
     Box::pin(async move {
         let since = Instant::now();
-        let span = if options.trace {
-            tracing::debug_span!(
-                "redis",
-                command = slow_hook::name(commands),
-                commands = count,
-                bytes = commands.len(),
-                error = tracing::field::Empty,
-            )
-        } else {
-            tracing::Span::none()
-        };
-        let ended = exchange.instrument(span.clone()).await;
-        let error = ended.as_ref().err();
-        if let Some(error) = error {
-            span.record("error", tracing::field::display(error));
-        }
+        let ended = traced(options, commands, count, exchange).await;
         if let Some(hook) = &options.slow_hook {
             let (name, bytes, elapsed) = (slow_hook::name(commands), commands.len(), since.elapsed());
-            hook.observe(SlowCommand { name, commands: count, bytes, elapsed, error });
+            hook.observe(SlowCommand { name, commands: count, bytes, elapsed, error: ended.as_ref().err() });
         }
         ended
     })
+}
+
+/// Awaits the exchange in a span, if they are on.
+pub(crate) async fn traced<T>(
+    options: &Options,
+    commands: &[u8],
+    count: usize,
+    exchange: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    if !options.trace {
+        return exchange.await;
+    }
+    let span = tracing::debug_span!(
+        "redis",
+        command = slow_hook::name(commands),
+        commands = count,
+        bytes = commands.len(),
+        error = tracing::field::Empty,
+    );
+    let ended = exchange.instrument(span.clone()).await;
+    if let Err(error) = &ended {
+        span.record("error", tracing::field::display(error));
+    }
+    ended
 }

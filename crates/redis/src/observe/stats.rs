@@ -48,6 +48,25 @@ pub struct ClientStats {
     pub in_flight_bytes: usize,
     /// Requests in the queue now. A pipeline is one request.
     pub queued: usize,
+    /// The exclusive connections. All other figures are those of the shared connection.
+    pub exclusive: ExclusiveStats,
+}
+
+/// Statistics of the exclusive connections of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ExclusiveStats {
+    /// Connections that are open now.
+    pub open: usize,
+    /// Open connections that a caller uses now.
+    pub in_use: usize,
+    /// Connections that were started.
+    pub opened: u64,
+    /// Elements that blocking commands popped after their callers had gone away. Each was given to
+    /// [`Options::unclaimed_hook`](crate::Options::unclaimed_hook).
+    pub unclaimed: u64,
+    /// Blocking commands whose callers had gone away and that may have popped an element: their connection was lost.
+    pub unknown: u64,
 }
 
 /// The counters of a client.

@@ -290,8 +290,8 @@ fn streams_and_groups() {
         c.is(xread([("s", id(2)), ("none", id(0))], Some(5)), Some(vec![("s".into(), vec![entry(3)])]));
         c.is(xread([("s", id(3))], None), None);
 
-        c.is(xgroup_create("s", "g", GroupStart::Beginning, false), ());
-        let again = c.send(xgroup_create("s", "g", GroupStart::Now, false)).expect_err("it exists");
+        c.is(xgroup_create("s", "g", StreamStart::Beginning, false), ());
+        let again = c.send(xgroup_create("s", "g", StreamStart::Now, false)).expect_err("it exists");
         assert_eq!(again.code(), Some(&ErrorCode::BusyGroup));
         let none = c.send(xreadgroup("none", "c", [("s", GroupRead::New)], XreadgroupOptions::default()));
         assert_eq!(none.expect_err("no group").code(), Some(&ErrorCode::NoGroup));
@@ -317,7 +317,7 @@ fn streams_and_groups() {
         c.is(xautoclaim("s", "g", "e", Duration::ZERO, StreamId::ZERO, Some(10)), claimed);
         c.is(xack("s", "g", [id(2), id(3)]), 1_u64);
         c.is(xgroup_delconsumer("s", "g", "e"), 0_u64);
-        c.is(xgroup_setid("s", "g", GroupStart::After(id(2))), ());
+        c.is(xgroup_setid("s", "g", StreamStart::After(id(2))), ());
         c.is(
             xreadgroup("g", "c", [("s", GroupRead::New)], XreadgroupOptions::default().no_ack(true)),
             Some(vec![("s".into(), vec![entry(3)])]),

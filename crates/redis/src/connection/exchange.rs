@@ -1,0 +1,89 @@
+//! Submits requests and waits for their replies, on the task of the caller.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::clock::later;
+use super::queue::SubmitRejection;
+use super::request::{PendingRequest, PipelineReplies, ReplySender};
+use super::shared::ConnectionShared;
+use crate::{Error, RequestOutcome, Value, WhenFull};
+
+impl ConnectionShared {
+    /// Sends an encoded command and returns its reply.
+    pub(crate) async fn call(&self, command: &[u8], timeout: Duration) -> Result<Value, Error> {
+        self.exchange(command, 1, timeout, ReplySender::one()).await?
+    }
+
+    /// Sends this number of encoded commands together and returns their replies, or those before the connection was lost.
+    pub(crate) async fn call_all(
+        &self,
+        commands: &[u8],
+        len: usize,
+        timeout: Duration,
+    ) -> Result<PipelineReplies, Error> {
+        self.exchange(commands, len, timeout, ReplySender::pipeline(len)).await
+    }
+
+    async fn exchange<T>(
+        &self,
+        bytes: &[u8],
+        commands: usize,
+        timeout: Duration,
+        (reply, receiver): (ReplySender, oneshot::Receiver<T>),
+    ) -> Result<T, Error> {
+        match self.submit(bytes, commands, timeout, reply) {
+            Ok(None) => {}
+            Ok(Some(request)) => self.submit_in_turn(bytes, request).await?,
+            Err(error) => {
+                // A task that retries in a loop must not starve the actor, on which its success depends.
+                tokio::task::coop::consume_budget().await;
+                return Err(error);
+            }
+        }
+        let mut guard = AbandonGuard { shared: self, has_ended: false };
+        let replied = receiver.await;
+        guard.has_ended = true;
+        // The actor sends a reply or an error to every request, unless the runtime has dropped it.
+        replied.map_err(|_| Error::Closed { outcome: RequestOutcome::MaybeExecuted })
+    }
+
+    /// Queues a request. Returns it if it has to wait for a permit.
+    pub(crate) fn submit(
+        &self,
+        bytes: &[u8],
+        commands: usize,
+        timeout: Duration,
+        reply: ReplySender,
+    ) -> Result<Option<PendingRequest>, Error> {
+        let submitted = Instant::now();
+        let request = PendingRequest::new(bytes.len(), commands, submitted, later(submitted, timeout), reply);
+        match self.queue.submit(bytes, request) {
+            Ok(()) => Ok(None),
+            Err(SubmitRejection::Error(error)) => Err(error),
+            Err(SubmitRejection::Full(_)) if self.options.when_full == WhenFull::Fail => {
+                self.counters.count(|stats| stats.rejected += 1);
+                Err(Error::QueueFull)
+            }
+            Err(SubmitRejection::Full(request)) => Ok(Some(request)),
+        }
+    }
+}
+
+/// Notifies the queue if the caller drops its future before the reply: a request that was not sent no longer needs its permit.
+///
+/// It is dropped after the receiver of the reply, so that the queue finds the request without a caller.
+struct AbandonGuard<'a> {
+    shared: &'a ConnectionShared,
+    has_ended: bool,
+}
+
+impl Drop for AbandonGuard<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.shared.queue.abandon();
+        }
+    }
+}

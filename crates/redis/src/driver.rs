@@ -1,0 +1,49 @@
+//! The driver of a client.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::client::ClientShared;
+use crate::connection::Actor;
+use crate::tasks::TaskRunner;
+
+/// The driver of a client: its shared connection and its background tasks. It does nothing until it is [run](Self::run).
+///
+/// Dropping it closes the client: requests in flight end with [`Error::Closed`](crate::Error::Closed).
+#[must_use = "nothing is sent unless it is run"]
+pub struct Connection {
+    shared: Arc<ClientShared>,
+    tasks: TaskRunner,
+    /// Dropped last, because it publishes [`ConnectionState::Closed`](crate::ConnectionState::Closed).
+    actor: Actor,
+}
+
+impl Connection {
+    pub(crate) fn new(shared: Arc<ClientShared>, tasks: TaskRunner) -> Self {
+        let actor = Actor::new(Arc::clone(&shared.connection));
+        Self { shared, tasks, actor }
+    }
+
+    /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
+    /// server has refused the login.
+    pub async fn run(mut self) {
+        tokio::select! {
+            biased;
+            () = self.actor.run() => {}
+            never = self.tasks.run() => match never {},
+        }
+        // Unless the client is closing, its login was refused, so the other connections cannot be replaced either.
+        let deadline = self.shared.connection.queue.closing().unwrap_or_else(Instant::now);
+        self.shared.close(deadline);
+        // Tasks that do not end in time are aborted. Their requests end with them.
+        let _ = timeout_at(deadline, self.tasks.finish()).await;
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,154 @@
+//! Exclusive connections: for commands that a shared connection cannot have.
+//!
+//! The set opens a connection when it needs one and keeps it for the next caller. At most
+//! [`Options::max_exclusive`](crate::Options::max_exclusive) are in use at a time; further callers wait. Each is a connection
+//! with its own actor, like the shared one, but it is not replaced when it is lost: its only request ends with the error, and the next
+//! caller gets another connection.
+
+pub(crate) mod blocking;
+mod unclaimed;
+
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+pub use self::unclaimed::{UnclaimedHook, UnclaimedReply};
+use crate::client::ClientShared;
+use crate::connection::{Actor, ConnectionShared};
+use crate::observe::ExclusiveStats;
+use crate::sync::lock;
+use crate::{Error, Options, RequestOutcome, RequestPhase, WhileDown};
+
+/// The exclusive connections of a client.
+pub(crate) struct ExclusiveSet {
+    state: Mutex<SetState>,
+    /// A permit for each connection that may be in use.
+    permits: Arc<Semaphore>,
+}
+
+struct SetState {
+    /// Connections that no caller uses, the last used one last.
+    idle: Vec<Arc<ConnectionShared>>,
+    /// All connections that have not ended.
+    all: Vec<Weak<ConnectionShared>>,
+    stats: ExclusiveStats,
+    /// When all connections must have ended, if the client is closing.
+    closing: Option<Instant>,
+}
+
+/// A connection that one caller uses. When it is dropped, the connection goes back to the set, or is closed if it cannot be used again.
+pub(crate) struct Lease {
+    client: Arc<ClientShared>,
+    connection: Arc<ConnectionShared>,
+    /// Whether the connection has state, such as watched keys, that the next caller must not find.
+    has_state: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl ExclusiveSet {
+    pub(crate) fn new(options: &Options) -> Self {
+        let state = SetState { idle: Vec::new(), all: Vec::new(), stats: ExclusiveStats::default(), closing: None };
+        // With a limit of zero no command could be sent.
+        let limit = options.max_exclusive.clamp(1, Semaphore::MAX_PERMITS);
+        Self { state: Mutex::new(state), permits: Arc::new(Semaphore::new(limit)) }
+    }
+
+    /// Takes a connection that is open or being opened. Fails at the deadline, if all are in use.
+    pub(crate) async fn lease(&self, client: &Arc<ClientShared>, deadline: Instant) -> Result<Lease, Error> {
+        let closed = || Error::Closed { outcome: RequestOutcome::NeverSent };
+        let permit = match timeout_at(deadline, Arc::clone(&self.permits).acquire_owned()).await {
+            Ok(permit) => permit.map_err(|_| closed())?,
+            Err(_) => {
+                client.connection.counters.count_timeout(RequestPhase::Queued);
+                return Err(Error::TimedOut { phase: RequestPhase::Queued });
+            }
+        };
+        let connection = match self.take_idle() {
+            Some(connection) => connection,
+            None => self.open(client).ok_or_else(closed)?,
+        };
+        Ok(Lease { client: Arc::clone(client), connection, has_state: false, _permit: permit })
+    }
+
+    /// Takes the idle connection that was last used. Those that the server has closed meanwhile are dropped.
+    fn take_idle(&self) -> Option<Arc<ConnectionShared>> {
+        let mut state = lock(&self.state);
+        while let Some(connection) = state.idle.pop() {
+            if connection.is_open() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Starts a connection. Returns `None` if the client is closed.
+    fn open(&self, client: &ClientShared) -> Option<Arc<ConnectionShared>> {
+        let options =
+            client.connection.options.clone().reconnect(false).while_down(WhileDown::WaitForAttempt).trace(false);
+        let connection = Arc::new(ConnectionShared::new(options));
+        let mut actor = Actor::new(Arc::clone(&connection));
+        let mut state = lock(&self.state);
+        if state.closing.is_some() {
+            return None;
+        }
+        state.stats.opened += 1;
+        state.all.retain(|connection| connection.strong_count() > 0);
+        state.all.push(Arc::downgrade(&connection));
+        drop(state);
+        client.tasks.spawn(async move { actor.run().await }).then_some(connection)
+    }
+
+    /// Closes all connections.
+    pub(crate) fn close(&self, deadline: Instant) {
+        self.permits.close();
+        let all: Vec<_> = {
+            let mut state = lock(&self.state);
+            state.closing = Some(state.closing.map_or(deadline, |closing| closing.min(deadline)));
+            state.idle.clear();
+            state.all.iter().filter_map(Weak::upgrade).collect()
+        };
+        for connection in all {
+            connection.queue.close(deadline);
+        }
+    }
+
+    pub(crate) fn stats(&self) -> ExclusiveStats {
+        let state = lock(&self.state);
+        let open = state.all.iter().filter_map(Weak::upgrade).filter(|connection| connection.is_open()).count();
+        let idle = state.idle.iter().filter(|connection| connection.is_open()).count();
+        ExclusiveStats { open, in_use: open - idle, ..state.stats }
+    }
+
+    pub(crate) fn count(&self, add: impl FnOnce(&mut ExclusiveStats)) {
+        add(&mut lock(&self.state).stats);
+    }
+}
+
+impl Lease {
+    pub(crate) fn connection(&self) -> &ConnectionShared {
+        &self.connection
+    }
+
+    pub(crate) fn client(&self) -> &Arc<ClientShared> {
+        &self.client
+    }
+
+    /// Sets whether the connection has state that the next caller must not find.
+    pub(crate) fn set_has_state(&mut self, has_state: bool) {
+        self.has_state = has_state;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let is_clean = !self.has_state && self.connection.queue.usage().in_flight.commands == 0;
+        let mut state = lock(&self.client.exclusive.state);
+        if is_clean && state.closing.is_none() && self.connection.is_open() {
+            state.idle.push(Arc::clone(&self.connection));
+        } else {
+            drop(state);
+            self.connection.queue.close(Instant::now());
+        }
+    }
+}
