@@ -72,3 +72,8 @@ pub use subscription::{Event, First, Mode, Subscription, SubscriptionEnd};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Compiles the examples of the manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/live.md")]
+struct Manual;

@@ -66,6 +66,11 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Compiles the examples of the manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/pool.md")]
+struct Manual;
+
 mod ask;
 mod budget;
 mod clock;

@@ -70,3 +70,8 @@ pub use value::Value;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Compiles the examples of the manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/store.md")]
+struct Manual;
