@@ -2,23 +2,22 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::connection::{ConnectionShared, ConnectionState, PipelineReplies, after};
+use crate::convert::Ignore;
 use crate::driver::Connection;
 use crate::exclusive::{ExclusiveSet, blocking};
 use crate::observe::{ClientStats, observed};
 use crate::request::read_reply;
+use crate::resp::encode_command;
 use crate::sharing::Route;
 use crate::tasks::Tasks;
-use crate::{
-    ConnectionError, Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, RequestOutcome, States,
-    Status,
-};
+use crate::{ConnectionError, Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, States, Status};
 
 /// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
 ///
@@ -36,6 +35,8 @@ pub(crate) struct ClientShared {
     pub(crate) connection: Arc<ConnectionShared>,
     pub(crate) exclusive: ExclusiveSet,
     pub(crate) tasks: Tasks,
+    /// Whether the user may use `MULTI` and `EXEC`.
+    may_use_multi: AtomicBool,
     /// The number of handles. The last one closes the client.
     handles: AtomicUsize,
 }
@@ -51,6 +52,7 @@ impl Client {
             exclusive: ExclusiveSet::new(&options),
             connection: Arc::new(ConnectionShared::new(options)),
             tasks,
+            may_use_multi: AtomicBool::new(false),
             handles: AtomicUsize::new(1),
         });
         (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner))
@@ -150,26 +152,20 @@ impl Client {
     /// If a command cannot be sent. Then none is.
     pub async fn pipeline<S: ReplyTypes>(&self, pipeline: Pipeline<S>) -> Result<S::Results, Error> {
         pipeline.check()?;
-        let (bytes, len) = (pipeline.as_bytes(), pipeline.len());
-        let called = if len == 0 {
-            Ok(PipelineReplies { values: Vec::new(), error: None })
-        } else if let Some(block) = pipeline.final_wait() {
-            Box::pin(async {
-                let lease = self.shared.exclusive.lease(&self.shared, after(self.timeout)).await?;
-                let timeout = block.map_or(Duration::MAX, |block| block.saturating_add(self.timeout));
-                lease.connection().call_all(bytes, len, timeout).await
-            })
-            .await
-        } else {
-            let call = self.shared.connection.call_all(bytes, len, self.timeout);
-            if self.options().is_observed() { observed(self.options(), bytes, len, call).await } else { call.await }
+        let Some(block) = pipeline.final_wait() else {
+            return Ok(pipeline.execute(&self.shared.connection, self.timeout).await);
         };
-        let PipelineReplies { values, error } =
-            called.unwrap_or_else(|error| PipelineReplies { values: Vec::new(), error: Some(error) });
-        // There are as many values as commands, unless there is an error.
-        let missing = || error.clone().unwrap_or(Error::Closed { outcome: RequestOutcome::MaybeExecuted });
-        let mut values = values.into_iter();
-        Ok(S::read(len, || values.next().ok_or_else(missing)))
+        // Boxed, so that the future of other pipelines stays small.
+        Box::pin(async {
+            match self.shared.exclusive.lease(&self.shared, after(self.timeout)).await {
+                Ok(lease) => {
+                    let timeout = block.map_or(Duration::MAX, |block| block.saturating_add(self.timeout));
+                    Ok(pipeline.execute(lease.connection(), timeout).await)
+                }
+                Err(error) => Ok(pipeline.read(Err(error))),
+            }
+        })
+        .await
     }
 
     /// Runs a script by its digest, and sends its source if the server does not have it. Both have one deadline.
@@ -219,6 +215,25 @@ impl ClientShared {
     pub(crate) fn close(&self, deadline: Instant) {
         self.exclusive.close(deadline);
         self.connection.queue.close(deadline);
+    }
+}
+
+impl ClientShared {
+    /// Checks once that the user may use `MULTI` and `EXEC`.
+    pub(crate) async fn check_multi(&self, timeout: Duration) -> Result<(), Error> {
+        if self.may_use_multi.load(Relaxed) {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        encode_command(&["MULTI"], &mut bytes);
+        encode_command(&["EXEC"], &mut bytes);
+        let PipelineReplies { values, error } = self.connection.call_all(&bytes, 2, timeout).await?;
+        error.map_or(Ok(()), Err)?;
+        for reply in values {
+            read_reply::<Ignore>(reply)?;
+        }
+        self.may_use_multi.store(true, Relaxed);
+        Ok(())
     }
 }
 

@@ -203,7 +203,7 @@ impl Command {
         sharing::route(self.as_bytes()).map_err(CommandError::NotShareable)
     }
 
-    fn check_encoding(&self) -> Result<(), CommandError> {
+    pub(crate) fn check_encoding(&self) -> Result<(), CommandError> {
         self.error.clone().map_or(Ok(()), Err)
     }
 

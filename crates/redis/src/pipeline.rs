@@ -5,8 +5,10 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use crate::command::{Command, CommandError};
+use crate::connection::{ConnectionShared, PipelineReplies};
 use crate::convert::FromValue;
-use crate::error::Error;
+use crate::error::{Error, RequestOutcome};
+use crate::observe::observed;
 use crate::request::{Request, read_reply};
 use crate::resp::Value;
 use crate::sharing::{self, NotShareable};
@@ -125,8 +127,24 @@ impl<S> Pipeline<S> {
         self.error.clone().map_or(Ok(()), Err)
     }
 
+    /// Checks whether the commands can be sent together where `WAIT` and `WAITAOF` are not possible.
+    pub(crate) fn check_without_wait(&self) -> Result<(), CommandError> {
+        self.check()?;
+        self.wait.map_or(Ok(()), |wait| Err(CommandError::NotShareable(wait.row)))
+    }
+
     fn empty() -> Self {
-        Self { encoded: Vec::new(), len: 0, error: None, wait: None, results: PhantomData }
+        Self::starting_with(Vec::new())
+    }
+
+    /// An empty pipeline whose encoded bytes begin with these.
+    pub(crate) fn starting_with(encoded: Vec<u8>) -> Self {
+        Self { encoded, len: 0, error: None, wait: None, results: PhantomData }
+    }
+
+    /// Returns the encoded commands.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.encoded
     }
 
     /// Returns for how long the last command waits, if it is `WAIT` or `WAITAOF`, or `None` inside if there is no limit.
@@ -156,6 +174,31 @@ impl<S> Pipeline<S> {
         }
         self.encoded.extend_from_slice(command.as_bytes());
         self.len += 1;
+    }
+}
+
+impl<S: ReplyTypes> Pipeline<S> {
+    /// Sends the commands over a connection. If the connection is lost, the commands without a reply have the error.
+    pub(crate) async fn execute(&self, connection: &ConnectionShared, timeout: Duration) -> S::Results {
+        let (bytes, len, options) = (self.as_bytes(), self.len(), &connection.options);
+        let called = if len == 0 {
+            Ok(PipelineReplies { values: Vec::new(), error: None })
+        } else if options.is_observed() {
+            observed(options, bytes, len, connection.call_all(bytes, len, timeout)).await
+        } else {
+            connection.call_all(bytes, len, timeout).await
+        };
+        self.read(called)
+    }
+
+    /// Reads the replies. Those that are missing have the error.
+    pub(crate) fn read(&self, called: Result<PipelineReplies, Error>) -> S::Results {
+        let PipelineReplies { values, error } =
+            called.unwrap_or_else(|error| PipelineReplies { values: Vec::new(), error: Some(error) });
+        // There are as many values as commands, unless there is an error.
+        let missing = || error.clone().unwrap_or(Error::Closed { outcome: RequestOutcome::MaybeExecuted });
+        let mut values = values.into_iter();
+        S::read(self.len, || values.next().ok_or_else(missing))
     }
 }
 

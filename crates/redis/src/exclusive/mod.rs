@@ -8,6 +8,7 @@
 pub(crate) mod blocking;
 mod unclaimed;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -137,6 +138,12 @@ impl Lease {
     /// Sets whether the connection has state that the next caller must not find.
     pub(crate) fn set_has_state(&mut self, has_state: bool) {
         self.has_state = has_state;
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 

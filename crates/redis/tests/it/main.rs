@@ -1,6 +1,7 @@
 //! The client and its parts, through the public API.
 
 mod backoff;
+mod blocking;
 mod calls;
 mod cancellation;
 mod closing;
@@ -25,6 +26,7 @@ mod server;
 mod servers;
 mod sharing;
 mod structs;
+mod transactions;
 mod types;
 mod unsent;
 mod unusual_options;

@@ -80,7 +80,8 @@ async fn server_without_hello_uses_resp2() {
         let client = Client::start(options);
         assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Null);
         let said = said.lock().unwrap().clone();
-        assert_eq!(said[..4], ["HELLO 3 AUTH default p SETNAME n", "AUTH p", "CLIENT SETNAME n", "SELECT 3"]);
+        let expected = ["HELLO 3 AUTH default p SETNAME n", "AUTH p", "CLIENT SETNAME n", "CLIENT ID", "SELECT 3"];
+        assert_eq!(said[..5], expected);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Commands that cannot be sent over a shared connection.
 
 use tidewire_redis::sharing::Hazard;
-use tidewire_redis::{Client, Command, CommandError, Error, Ignore, Pipeline, RequestOutcome, commands};
+use tidewire_redis::{
+    Client, Command, CommandError, Error, Ignore, Pipeline, RequestOutcome, Transaction, TransactionError, commands,
+};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 
 use crate::servers::options;
@@ -19,8 +21,8 @@ fn harm(error: &Error) -> Hazard {
     }
 }
 
-/// Rejected commands with typical arguments, and their hazards.
-const HARMFUL: [(Hazard, &[&str]); 3] = [
+/// Commands that are rejected wherever they are sent, with typical arguments, and their hazards.
+const HARMFUL: [(Hazard, &[&str]); 2] = [
     (
         Hazard::ReplyOrder,
         &[
@@ -64,24 +66,21 @@ const HARMFUL: [(Hazard, &[&str]); 3] = [
             "CLIENT IMPORT-SOURCE ON",
         ],
     ),
-    (
-        Hazard::Blocking,
-        &[
-            "BLPOP none 0",
-            "BRPOP none 0",
-            "BLMPOP 0 1 none LEFT",
-            "BLMOVE none to LEFT RIGHT 0",
-            "BRPOPLPUSH none to 0",
-            "BZPOPMIN none 0",
-            "BZPOPMAX none 0",
-            "BZMPOP 0 1 none MIN",
-            "XREAD BLOCK 0 STREAMS none $",
-            "XREAD COUNT 1 BLOCK 0 STREAMS none $",
-            "XREADGROUP GROUP g c BLOCK 0 STREAMS none >",
-            "WAIT 1 0",
-            "WAITAOF 0 1 0",
-        ],
-    ),
+];
+
+/// Blocking commands, which are rejected within a pipeline.
+const BLOCKING: [&str; 11] = [
+    "BLPOP none 0",
+    "BRPOP none 0",
+    "BLMPOP 0 1 none LEFT",
+    "BLMOVE none to LEFT RIGHT 0",
+    "BRPOPLPUSH none to 0",
+    "BZPOPMIN none 0",
+    "BZPOPMAX none 0",
+    "BZMPOP 0 1 none MIN",
+    "XREAD BLOCK 0 STREAMS none $",
+    "XREAD COUNT 1 BLOCK 0 STREAMS none $",
+    "XREADGROUP GROUP g c BLOCK 0 STREAMS none >",
 ];
 
 #[tokio::test]
@@ -111,6 +110,29 @@ async fn rejected_commands_do_not_affect_other_tasks() {
     wait_until_async("all are counted", PATIENCE, async || client.stats().replies >= number).await;
     assert_eq!((client.stats().requests, client.status().borrow().generation), (number, 1));
     assert!(!client.send(commands::exists("n")).await.unwrap());
+}
+
+#[tokio::test]
+async fn blocking_commands_are_rejected_in_pipelines_and_transactions() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    for words in BLOCKING.into_iter().chain(["WAIT 1 0", "WAITAOF 0 1 0"]) {
+        let blocking = || command(words).returning::<Ignore>();
+        let pipeline = Pipeline::new().then(commands::incr("n")).then(blocking()).then(commands::incr("n"));
+        let error = client.pipeline(pipeline).await.unwrap_err();
+        assert_eq!((harm(&error), error.outcome()), (Hazard::Blocking, Some(RequestOutcome::NeverSent)), "{words}");
+        let transaction = Transaction::new().then(commands::incr("n")).then(blocking());
+        let TransactionError::Request(error) = client.transaction(transaction).await.unwrap_err() else {
+            panic!("{words}")
+        };
+        assert_eq!((harm(&error), error.outcome()), (Hazard::Blocking, Some(RequestOutcome::NeverSent)), "{words}");
+    }
+    for words in ["WAIT 1 0", "WAITAOF 0 1 0"] {
+        let error = client.send(command(words).returning::<Ignore>()).await.unwrap_err();
+        assert_eq!(harm(&error), Hazard::Blocking, "{words}");
+    }
+    assert!(!client.exists("n").await.unwrap());
+    assert_eq!(client.stats().exclusive.opened, 0);
 }
 
 /// Other commands of servers that have one immediate reply and do not change the connection, with their subcommands.
