@@ -1,10 +1,10 @@
 //! One timer task for all connections of a supervisor.
 //!
-//! A connection has at most one alarm and does not touch it while it is busy: an alarm that fires too early is set again. So a
-//! busy connection pays nothing, an idle connection without timeouts has no alarm, and thousands of connections share one timer.
+//! A connection has at most one alarm and does not move it while it is busy; if the alarm fires too early, it is set again. So a
+//! busy connection has no cost, an idle connection without timeouts has no alarm, and thousands of connections share one timer.
 //!
-//! Alarms are kept in an ordered set under one lock. A hashed timer wheel would have to tick; this task sleeps until the first
-//! alarm, and ends after the last one.
+//! Alarms are kept in an ordered set under one lock. The task sleeps until the first alarm and ends after the last one, whereas a
+//! hashed timer wheel would have to tick.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -61,7 +61,7 @@ impl<F: FrameLike> Alarms<F> {
 
     async fn drive(self: Arc<Self>) {
         let fire_on_drop = FireOnDrop(&self);
-        while let Some(next) = self.fire_due(Instant::now()) {
+        while let Some(next) = self.fire_expired(Instant::now()) {
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
                 () = self.changed.notified() => {}
@@ -70,15 +70,15 @@ impl<F: FrameLike> Alarms<F> {
         drop(fire_on_drop);
     }
 
-    /// Fires all alarms that are due. Returns the time of the next alarm.
-    fn fire_due(&self, now: Instant) -> Option<Instant> {
-        let mut due = Vec::new();
+    /// Fires all alarms whose time has come. Returns the time of the next alarm.
+    fn fire_expired(&self, now: Instant) -> Option<Instant> {
+        let mut expired = Vec::new();
         let mut state = lock(&self.state);
         while let Some(&(at, id)) = state.pending.first()
             && at <= now
         {
             state.pending.pop_first();
-            due.push(id);
+            expired.push(id);
         }
         let next = state.pending.first().map(|&(at, _)| at);
         if next.is_none() {
@@ -86,7 +86,7 @@ impl<F: FrameLike> Alarms<F> {
             state.driver = None;
         }
         drop(state);
-        self.fire(&due);
+        self.fire(&expired);
         next
     }
 

@@ -1,8 +1,8 @@
 //! A buffer that gathers encoded frames for one write.
 //!
 //! One write per frame costs an order of magnitude more than one write per batch. Small frames are copied next to each other, so
-//! a batch of them is one slice and needs no allocation once its buffer has grown. Large bodies are not copied: a vectored write
-//! takes them between the copied bytes.
+//! a batch of them is one slice and needs no allocation once its buffer has grown. Large bodies are not copied: they are separate
+//! slices of a vectored write.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -39,10 +39,10 @@ pub struct Batch {
     copied: BytesMut,
     /// The bodies kept by reference, in order. None of them is empty.
     bodies: VecDeque<SharedBody>,
-    /// The number of copied bytes before the last body, which is the sum of `copied_before`. The rest follows the last body.
-    placed: usize,
-    /// The total size of the bodies that is not yet written.
-    shared: usize,
+    /// The number of copied bytes before the last body, which is the sum of all `copied_before`.
+    before_last_body: usize,
+    /// The number of bytes of the bodies that are not yet written.
+    shared_bytes: usize,
 }
 
 /// A body kept by reference.
@@ -59,8 +59,10 @@ impl Batch {
     /// Bodies of at least this size are kept by reference. Copying a smaller one is faster than writing another slice.
     pub const MIN_SHARED_BYTES: usize = 1024;
 
-    /// The memory that an idle batch keeps: enough for a ping or a short reply, and little compared with the rest of a connection.
+    /// The capacity that an idle batch keeps for copied bytes: enough for a ping or a short reply, and little compared with the rest of
+    /// a connection.
     const IDLE_BYTES: usize = 256;
+    /// The capacity that an idle batch keeps for bodies.
     const IDLE_BODIES: usize = 4;
 
     /// Appends a copy of these bytes.
@@ -73,16 +75,16 @@ impl Batch {
         if body.len() < Self::MIN_SHARED_BYTES {
             return self.put(&body);
         }
-        let copied_before = self.copied.len() - self.placed;
-        self.placed += copied_before;
-        self.shared += body.len();
+        let copied_before = self.copied.len() - self.before_last_body;
+        self.before_last_body += copied_before;
+        self.shared_bytes += body.len();
         let size = body.len();
         self.bodies.push_back(SharedBody { copied_before, body, size });
     }
 
     /// Returns the number of bytes that are not yet written.
     pub fn len(&self) -> usize {
-        self.copied.len() + self.shared
+        self.copied.len() + self.shared_bytes
     }
 
     /// Whether everything has been written.
@@ -90,7 +92,7 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Returns the memory that stays allocated until more is written: a body is released when its last byte is written.
+    /// Returns the bytes that the batch holds in memory. A body counts in full until its last byte is written.
     pub(crate) fn held_bytes(&self) -> usize {
         self.copied.len() + self.bodies.iter().map(|shared| shared.size).sum::<usize>()
     }
@@ -105,13 +107,13 @@ impl Batch {
         self.bodies.is_empty().then_some(&self.copied)
     }
 
-    /// Fills `slices` for a vectored write, in order, and returns how many it filled. None of those is empty. If there are too few
-    /// slices, they hold the beginning of the batch.
+    /// Fills `slices` for a vectored write, in order, and returns the number of filled slices. No filled slice is empty. If there are
+    /// too few slices, they contain the beginning of the batch.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let (mut placed, tail) = self.copied.split_at(self.placed);
+        let (mut rest, tail) = self.copied.split_at(self.before_last_body);
         let pieces = self.bodies.iter().flat_map(|shared| {
-            let (before, rest) = placed.split_at(shared.copied_before);
-            placed = rest;
+            let (before, after) = rest.split_at(shared.copied_before);
+            rest = after;
             [before, &shared.body]
         });
         let pieces = pieces.chain(iter::once(tail)).filter(|piece| !piece.is_empty());
@@ -129,14 +131,14 @@ impl Batch {
         while let Some(front) = self.bodies.front_mut() {
             let before = n.min(front.copied_before);
             self.copied.advance(before);
-            self.placed -= before;
+            self.before_last_body -= before;
             front.copied_before -= before;
             n -= before;
 
             // If copied bytes remain before the body, `n` is zero.
             let within = n.min(front.body.len());
             front.body.advance(within);
-            self.shared -= within;
+            self.shared_bytes -= within;
             n -= within;
             if !front.body.is_empty() {
                 return;
@@ -150,17 +152,17 @@ impl Batch {
     pub fn clear(&mut self) {
         self.copied.clear();
         self.bodies.clear();
-        self.placed = 0;
-        self.shared = 0;
+        self.before_last_body = 0;
+        self.shared_bytes = 0;
     }
 
-    /// Releases the memory of an empty batch, except for a few hundred bytes: for connections that become idle. Does nothing if
-    /// the batch is not empty.
+    /// Releases the memory of an empty batch, except for a few hundred bytes. Call it when a connection becomes idle. Does nothing if the
+    /// batch is not empty.
     pub fn shrink(&mut self) {
         if !self.is_empty() {
             return;
         }
-        // Not `capacity`, which excludes the bytes at the front of the allocation that are already written.
+        // `capacity` would exclude the bytes at the front of the allocation that are already written.
         if self.copied.try_reclaim(Self::IDLE_BYTES + 1) {
             self.copied = BytesMut::new();
         }

@@ -9,7 +9,7 @@ pub use crate::batch::Batch;
 pub use crate::fragment::{FragmentError, FragmentOptions, Fragmented};
 use crate::{Frame, FrameLike};
 
-/// Decodes bytes to frames and encodes frames to bytes, without I/O. Decoding resumes at any byte.
+/// Decodes bytes to frames and encodes frames to bytes, without I/O. The input may be split at any byte.
 pub trait Codec: Send + 'static {
     /// The unit that is decoded and encoded.
     type Frame: FrameLike;
@@ -18,8 +18,8 @@ pub trait Codec: Send + 'static {
 
     /// Takes the next frame from the front of `input`. Returns `None` if it is incomplete. After an error the connection is closed.
     ///
-    /// It may reserve capacity in `input` for the rest of a frame. If the caller reserves capacity only when none is left, the codec
-    /// bounds the memory.
+    /// The codec may reserve capacity in `input` for the rest of a frame. It limits the memory of `input`, if the caller reserves
+    /// capacity only when none is left.
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Self::Frame>, Self::Error>;
 
     /// Called at the end of the stream. Returns an error if `input` must not end here.
@@ -41,25 +41,25 @@ pub trait Codec: Send + 'static {
     }
 
     /// Returns the number of the oldest message that is being assembled from several frames. Each message has a different number.
-    /// The [`frame`](crate::Timeouts::frame) timeout applies to it. Default: none.
+    /// The [`frame`](crate::Timeouts::frame) timeout applies to the message. Default: `None`.
     fn partial_message(&self) -> Option<u64> {
         None
     }
 
-    /// Whether a frame is incomplete, with `input` as the last [`decode`](Self::decode) left it.
+    /// Whether a frame is incomplete, where `input` is the remaining input after the last [`decode`](Self::decode).
     fn has_partial_frame(&self, input: &BytesMut) -> bool {
         !input.is_empty()
     }
 
     /// Appends control frames of the codec: replies to pings, its part of a closing handshake, the close frame after an error. Called
-    /// after [`decode`](Self::decode), but not while the peer does not read: the codec must limit what it keeps until then.
-    /// The close frame may be appended only if `is_last`: when all requests have been answered.
+    /// after [`decode`](Self::decode), but not while the peer does not read, so the codec must limit the control frames that it keeps.
+    /// If `is_last` is true, all requests have been answered. The close frame may be appended only then.
     fn encode_control(&mut self, output: &mut Batch, is_last: bool) {
         let _ = (output, is_last);
     }
 
-    /// Returns the bytes of incomplete frames that the codec keeps in addition to `input`. They count for the
-    /// [memory limit](crate::MemoryLimit). Default: none.
+    /// Returns the bytes of incomplete frames that the codec holds in addition to `input`. They count for the
+    /// [memory limit](crate::MemoryLimit). Default: zero.
     fn held_bytes(&self) -> usize {
         0
     }
@@ -70,14 +70,14 @@ pub trait Codec: Send + 'static {
         let _ = bytes;
     }
 
-    /// Whether the peer has begun a closing handshake, or has violated the protocol. Then nothing more is decoded, streams are cut
-    /// off, other replies are completed, and the codec may append its own close frame.
+    /// Whether the peer has begun a closing handshake, or has violated the protocol. If true, nothing more is decoded, streams are cut
+    /// off, other replies are completed, and the codec may append its own close frame. Default: false.
     fn is_closing(&self) -> bool {
         false
     }
 
-    /// Whether the codec has encoded its close frame, after which it encodes nothing more. Then nothing more is read, and the
-    /// connection ends when all output is written.
+    /// Whether the codec has encoded its close frame. If true, nothing more is encoded or read, and the connection ends when all output
+    /// is written. Default: false.
     fn is_closed(&self) -> bool {
         false
     }
@@ -97,8 +97,8 @@ pub struct EncodePosition {
 /// A decoded frame has an empty head, and a body that is a slice of the input, not a copy: keeping a small frame keeps the whole
 /// read buffer in memory.
 ///
-/// An announced length above the limit is an error at once. Below it, capacity is reserved as bytes arrive, at most twice their
-/// number, so a length alone costs no memory, and never more than the largest frame and 4 KiB.
+/// A length above the limit is an error before the body arrives. For a length within the limit, capacity is reserved as bytes arrive: at
+/// most twice the bytes that have arrived, and at most the largest frame, plus 4 KiB. So a length alone costs no memory.
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};
@@ -114,7 +114,7 @@ pub struct EncodePosition {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct LengthDelimited {
-    /// Valid: prefix and body of the largest frame fit an allocation.
+    /// Checked by `new`: the prefix and the body of the largest frame fit into one allocation.
     options: LengthDelimitedOptions,
 }
 
@@ -166,9 +166,9 @@ impl Default for LengthDelimitedOptions {
 pub enum LengthPrefix {
     /// Frames of up to 255 bytes.
     One = 1,
-    /// Frames of up to 64 KiB, less a byte.
+    /// Frames of less than 64 KiB.
     Two = 2,
-    /// Frames of up to 4 GiB, less a byte.
+    /// Frames of less than 4 GiB.
     Four = 4,
     /// Frames of any size.
     Eight = 8,
@@ -179,7 +179,7 @@ impl LengthPrefix {
         self as usize
     }
 
-    /// Returns the size of the largest frame that the prefix can announce and that fits an allocation together with it.
+    /// Returns the size of the largest frame that the prefix can announce and that fits into one allocation with the prefix.
     fn max_frame(self) -> usize {
         let announced = u64::MAX >> (64 - 8 * self.bytes());
         let allocated = isize::MAX.unsigned_abs() - (self.bytes() + READ_AHEAD_BYTES);
@@ -244,7 +244,7 @@ pub enum LengthDelimitedError {
     },
 }
 
-/// Capacity that is reserved beyond the end of a frame, so that the bytes after it are read with its end.
+/// Capacity that is reserved beyond the end of a frame, so that one read gets the end of the frame and the bytes after it.
 const READ_AHEAD_BYTES: usize = 4096;
 
 impl LengthDelimited {
@@ -261,8 +261,8 @@ impl LengthDelimited {
         Ok(Self { options })
     }
 
-    /// Returns the length prefix at the front of `input`, if it is complete.
-    fn announced(&self, input: &[u8]) -> Result<Option<usize>, LengthDelimitedError> {
+    /// Returns the value of the length prefix at the front of `input`, if it is complete.
+    fn announced_len(&self, input: &[u8]) -> Result<Option<usize>, LengthDelimitedError> {
         let LengthDelimitedOptions { prefix, order, max_frame } = self.options;
         let Some(prefix) = input.get(..prefix.bytes()) else { return Ok(None) };
         let mut bytes = [0; 8];
@@ -288,7 +288,7 @@ impl Codec for LengthDelimited {
     type Error = LengthDelimitedError;
 
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, LengthDelimitedError> {
-        let Some(len) = self.announced(input)? else { return Ok(None) };
+        let Some(len) = self.announced_len(input)? else { return Ok(None) };
         let prefix = self.options.prefix.bytes();
         if input.len() < prefix + len {
             grow_input(input, prefix + len);
@@ -305,7 +305,7 @@ impl Codec for LengthDelimited {
         let prefix = self.options.prefix.bytes();
         let mut rest = &input[..];
         while !rest.is_empty() {
-            let Some(len) = self.announced(rest)? else {
+            let Some(len) = self.announced_len(rest)? else {
                 return Err(LengthDelimitedError::TruncatedPrefix { missing: prefix - rest.len() });
             };
             let Some(next) = rest.get(prefix + len..) else {
@@ -337,8 +337,8 @@ impl Codec for LengthDelimited {
     }
 }
 
-/// Grows a full `input` that is to hold `needed` bytes: to twice its length, but at most to what is needed, plus the read-ahead.
-/// `BytesMut::reserve` would double beyond the limit.
+/// Grows `input` if it is full: to twice its length or to `needed` bytes, whichever is less, plus the read-ahead. `BytesMut::reserve`
+/// would double the capacity beyond the limit.
 pub(crate) fn grow_input(input: &mut BytesMut, needed: usize) {
     if input.len() < input.capacity() {
         return;

@@ -1,8 +1,8 @@
-//! Fragmentation: large frames are sent in fragments, so that an urgent frame need not wait for the end of a large one.
+//! Fragmentation: large frames are sent in fragments, so that an urgent frame need not wait until a large one is written.
 //!
 //! The adapter wraps another codec. A frame that fits into one fragment is sent with a prefix of one byte. A larger frame is split
-//! into fragments that carry the number of their message, and the actor writes other frames between them. The peer reassembles
-//! them. Handlers and pushers are not affected.
+//! into fragments that carry the number of their message, and the actor may write other frames between them. The peer reassembles
+//! the message. Handlers and pushers are not affected.
 //!
 //! A fragment is a frame of the inner codec, and any codec may encode a frame in parts ([`Codec::encode_part`]). So fragments
 //! need no support in the outbox, and endless reply streams are not a special case.
@@ -14,7 +14,7 @@
 //! last fragment    1 byte  0b10   message: u32                             payload
 //! ```
 //!
-//! Numbers are big-endian. A fragment that is not the last has a payload, so the number of fragments is bounded by the bytes.
+//! Numbers are big-endian. Every fragment except the last has a payload, so the length of a message limits its number of fragments.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -68,11 +68,12 @@ struct Assembly {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FragmentOptions {
-    /// Size of a fragment, in bytes of its message. Default: 16 KiB, so that four of them fill a batch.
+    /// Number of bytes of a message in each fragment. Default: 16 KiB, so that four fragments fill a batch.
     pub fragment_bytes: usize,
     /// Limit of a message, sent or received, in bytes. Default: 64 MiB, far more than an unfragmented frame may have.
     pub max_message: usize,
-    /// Limit of the messages that are incomplete at one time. Default: 8, more than the three that an actor of this crate sends.
+    /// Limit of the messages that are incomplete at one time. Default: 8, more than the three that an actor of this crate sends at a
+    /// time.
     pub max_assemblies: usize,
     /// Limit of the bytes that incomplete messages hold together; their buffers may be twice as large. Default: 64 MiB, one
     /// message of the largest size.
@@ -234,24 +235,24 @@ impl<C: Codec<Frame = Frame>> Fragmented<C> {
         Self { inner, options, sent: 0, begun: 0, assemblies: Vec::new(), held: 0 }
     }
 
-    /// Returns a fragment of at most `len` bytes of a frame, after a header, and the number of bytes of the frame in it. It contains
-    /// as much of the frame's head as fits after the header.
+    /// Returns a fragment with at most `len` bytes of a frame, beginning at byte `from`, and the number of these bytes. The head of the
+    /// fragment has the header, and as much of the frame's head as fits after it.
     fn fragment(frame: &Frame, from: usize, len: usize, header: &[u8]) -> (Frame, usize) {
         let head = frame.head().get(from..).unwrap_or_default();
-        let own = head.len().min(len).min(Head::CAPACITY - header.len());
+        let head_len = head.len().min(len).min(Head::CAPACITY - header.len());
         let mut bytes = [0; Head::CAPACITY];
         bytes[..header.len()].copy_from_slice(header);
-        bytes[header.len()..header.len() + own].copy_from_slice(&head[..own]);
-        // Never too long, because `own` is limited above.
-        let inline = Head::new(&bytes[..header.len() + own]).unwrap_or_default();
-        let body = if own < head.len() {
+        bytes[header.len()..header.len() + head_len].copy_from_slice(&head[..head_len]);
+        // Never too long, because `head_len` is limited above.
+        let fragment_head = Head::new(&bytes[..header.len() + head_len]).unwrap_or_default();
+        let body = if head_len < head.len() {
             Bytes::new()
         } else {
-            let start = (from + own) - frame.head().len();
-            frame.body().slice(start..frame.body().len().min(start + len - own))
+            let start = (from + head_len) - frame.head().len();
+            frame.body().slice(start..frame.body().len().min(start + len - head_len))
         };
-        let taken = own + body.len();
-        (Frame::new(inline, body), taken)
+        let taken = head_len + body.len();
+        (Frame::new(fragment_head, body), taken)
     }
 
     /// Adds a fragment to its message. Returns the message if it is complete.
@@ -301,6 +302,7 @@ impl<C: Codec<Frame = Frame>> Fragmented<C> {
         Ok(Some(Frame::from(complete.freeze())))
     }
 
+    /// Begins a message, unless it is `known` or a limit is reached. Returns its index.
     fn begin(&mut self, known: Option<usize>, message: u32, total: u64) -> Result<usize, FragmentError<C::Error>> {
         let FragmentOptions { max_message: max, max_assemblies, .. } = self.options;
         if known.is_some() {
@@ -384,7 +386,7 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
             self.sent += 1;
             message = self.sent;
         }
-        #[expect(clippy::cast_possible_truncation, reason = "numbers of completed messages are reused")]
+        #[expect(clippy::cast_possible_truncation, reason = "message numbers wrap around")]
         let header = Header { flags, message: message as u32, total: total as u64 };
         let (header, header_len) = header.bytes();
         let (fragment, len) = Self::fragment(frame, offset, fragment_bytes, &header[..header_len]);

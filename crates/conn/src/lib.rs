@@ -6,8 +6,8 @@
 //!
 //! | Module | |
 //! |---|---|
-//! | this one | servers: protocols, replies, pushes, sessions, limits |
-//! | [`codec`] | frames and bytes: length-delimited frames, fragments, and the trait for your own |
+//! | the crate root | servers: protocols, replies, pushes, sessions, limits |
+//! | [`codec`] | frames and bytes: length-delimited frames, fragments, and the trait of custom codecs |
 //! | [`websocket`] | RFC 6455: messages, codec and handshakes, for servers and clients |
 //! | [`client`] | connections to a server, with requests and reconnects |
 //! | `tls` | TLS for servers and clients (feature `tls`) |

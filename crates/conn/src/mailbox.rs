@@ -1,7 +1,7 @@
-//! The mailbox of a connection: what its actor shares with other tasks.
+//! The mailbox of a connection: the state that its actor shares with other tasks.
 //!
-//! Other tasks reach it through handles. They leave frames in its [`Outbox`] and signals for the actor, wake the actor, and read
-//! the [`ConnectionInfo`]. Bare [`PushQueues`](crate::PushQueues) have a mailbox without a connection: its outbox works, and
+//! Other tasks reach the mailbox through handles. They put frames into its [`Outbox`], send signals to the actor, wake the actor, and
+//! read the [`ConnectionInfo`]. Bare [`PushQueues`](crate::PushQueues) have a mailbox without a connection: its outbox works, and
 //! signals have no effect.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -18,7 +18,8 @@ pub(crate) struct Mailbox<F> {
     pub(crate) outbox: Outbox<F>,
     /// None for bare queues.
     info: Option<Arc<ConnectionInfo>>,
-    /// [`CLOSE`], [`WAKE`], [`OVER_LIMIT`] and [`ALARM`], in one word so that the actor looks at them with one load per turn.
+    /// The flags [`CLOSE`], [`WAKE`], [`OVER_LIMIT`] and [`ALARM`]. They share a word, so that the actor checks all of them with one
+    /// load per turn.
     signals: AtomicU8,
     /// Wakes the actor.
     waker: Mutex<Option<Waker>>,
@@ -28,12 +29,12 @@ pub(crate) struct Mailbox<F> {
 
 /// A handle has closed the connection. Never cleared.
 const CLOSE: u8 = 1;
-/// A handle asks for [`Protocol::on_wake`](crate::Protocol::on_wake). The actor clears it before it runs the hook, so a request
-/// that comes later sets it again and leads to another run.
+/// A handle has requested [`Protocol::on_wake`](crate::Protocol::on_wake). The actor clears the flag before it runs the hook, so a
+/// later request sets it again and leads to another run.
 const WAKE: u8 = 2;
-/// The memory limit is exceeded, and the connection is to be closed. The actor clears it.
+/// The memory limit is exceeded, and the connection must be closed. The actor clears the flag.
 const OVER_LIMIT: u8 = 4;
-/// The alarm of the connection has fired. The actor clears it when it has nothing else to do.
+/// The alarm of the connection has fired. The actor clears the flag when it has nothing else to do.
 const ALARM: u8 = 8;
 
 impl<F: FrameLike> Mailbox<F> {
@@ -51,7 +52,7 @@ impl<F: FrameLike> Mailbox<F> {
         own.map_or(0, |ticket| ticket.request)
     }
 
-    /// Queues a frame without waiting; if there is no capacity, the policy decides.
+    /// Queues a frame without waiting. If there is no capacity, applies the policy.
     pub(crate) fn push_or_drop(
         &self,
         frame: F,
@@ -80,7 +81,7 @@ impl<F: FrameLike> Mailbox<F> {
         has_removed
     }
 
-    /// Wakes the actor if the outbox says so.
+    /// Wakes the actor if `must_wake` is true.
     pub(crate) fn wake_if(&self, must_wake: bool) {
         if must_wake {
             self.wake();
@@ -96,13 +97,13 @@ impl<F: FrameLike> Mailbox<F> {
         }
     }
 
-    /// Sets the waker of the actor. The actor removes it when it ends, since it keeps the whole task alive.
+    /// Sets the waker of the actor. The actor removes the waker when it ends, because a waker keeps the whole task alive.
     pub(crate) fn set_waker(&self, waker: Option<Waker>) {
         let before = std::mem::replace(&mut *lock(&self.waker), waker);
         drop(before);
     }
 
-    /// Closes the connection when everything queued is written, and then this last frame. Only the first call has an effect.
+    /// Closes the connection after all queued frames and this last frame have been written. Only the first call has an effect.
     pub(crate) fn close(&self, last: Option<F>) {
         if self.outbox.finish(last) {
             self.signals.fetch_or(CLOSE, SeqCst);
@@ -110,9 +111,9 @@ impl<F: FrameLike> Mailbox<F> {
         }
     }
 
-    /// Asks the actor to run [`Protocol::on_wake`](crate::Protocol::on_wake). Requests that it has not yet taken count as one.
+    /// Requests a run of [`Protocol::on_wake`](crate::Protocol::on_wake). Requests before the next run are coalesced.
     pub(crate) fn request_wake(&self) {
-        // Always a write, so that the hook sees everything that was written before the request.
+        // Writes even if the flag is set, so that the hook sees everything that was written before the request.
         if self.signals.fetch_or(WAKE, SeqCst) & WAKE == 0 {
             self.wake();
         }
@@ -134,17 +135,17 @@ impl<F: FrameLike> Mailbox<F> {
         self.signals.load(SeqCst) & CLOSE != 0
     }
 
-    /// Whether the hook is to run. Returns true once for all requests so far.
+    /// Clears the wake request. Returns whether there was one.
     pub(crate) fn take_wake_request(&self) -> bool {
         self.take(WAKE)
     }
 
-    /// Whether the memory limit closes the connection. Returns true once.
+    /// Clears the signal of the memory limit. Returns whether it was set.
     pub(crate) fn take_over_limit(&self) -> bool {
         self.take(OVER_LIMIT)
     }
 
-    /// Whether the alarm has fired. Returns true once.
+    /// Clears the signal of the alarm. Returns whether it was set.
     pub(crate) fn take_alarm(&self) -> bool {
         self.take(ALARM)
     }
@@ -157,7 +158,7 @@ impl<F: FrameLike> Mailbox<F> {
         self.handles.fetch_add(1, Relaxed);
     }
 
-    /// Wakes the receiver if this was the last handle.
+    /// Removes a handle. Wakes the receiver of the queues if it was the last one.
     pub(crate) fn remove_handle(&self) {
         if self.handles.fetch_sub(1, SeqCst) == 1 {
             self.wake();

@@ -1,16 +1,16 @@
 //! Memory accounts of connections, and a limit on their sum.
 //!
-//! Each connection has an account. The actor records the bytes that it keeps: unhandled input, replies and output. The outbox
-//! records queued pushes. The application records bytes that it keeps on behalf of the connection, such as requests in flight, with
+//! Each connection has an account. The actor records the bytes that it holds: unhandled input, replies and output. The outbox
+//! records queued pushes. The application records bytes that it holds on behalf of the connection, such as requests in flight, with
 //! [`MemoryAccount::hold`]. A body that several connections share counts for each of them.
 //!
 //! **Cost.** The actor and the outbox record multiples of [`STEP_BYTES`], the actor at most once per poll. An account changes the
-//! shared total only when it crosses a multiple, so small messages that are soon written never touch the total.
+//! shared total only when it crosses a multiple, so small messages that are soon written never change the total.
 //!
 //! **Closing.** When the total exceeds the limit, the connection with the largest account is closed, then the next one, until the
-//! remaining accounts are below the limit. An account that is being closed is marked in the atomic word that holds its bytes. The
-//! bytes that it is about to release are therefore always known exactly, and no further connection is closed for them. Until they
-//! are released, every actor takes one turn per poll instead of many, so the other connections read little in the meantime.
+//! remaining accounts are below the limit. An account that is being closed has a flag in the atomic word that also holds its bytes, so
+//! the bytes that it is about to release are known exactly, and no other connection is closed for them. Until these bytes are
+//! released, every actor takes one turn per poll instead of many, so that the other connections read little meanwhile.
 
 use std::fmt;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -20,7 +20,7 @@ use crate::ConnectionId;
 use crate::session::ConnectionInfo;
 use crate::sync::lock;
 
-/// The total counts an account in multiples of this.
+/// The total counts each account as a multiple of this size, rounded down.
 pub(crate) const STEP_BYTES: usize = 4096;
 
 /// Flag in the word of an account: the connection is being closed.
@@ -153,7 +153,7 @@ impl fmt::Debug for MemoryLimit {
 /// The account of one connection.
 pub(crate) struct Account {
     limit: MemoryLimit,
-    /// The bytes, and [`CLOSING`].
+    /// The number of bytes, and the flag [`CLOSING`].
     state: AtomicUsize,
 }
 
@@ -184,6 +184,7 @@ impl Account {
         steps > 0
     }
 
+    /// Enforces the limit: see [`MemoryLimit::enforce`].
     pub(crate) fn enforce(&self) {
         self.limit.enforce();
     }
@@ -193,7 +194,7 @@ impl Account {
         self.limit.used() > self.limit.max_bytes()
     }
 
-    /// Marks the connection as being closed. Returns the bytes that it holds, or `None` if it holds too few to count or is marked.
+    /// Sets [`CLOSING`]. Returns the bytes of the account, or `None` if the flag was set or the account is too small to count.
     fn mark_closing(&self) -> Option<usize> {
         let before = self.state.fetch_update(SeqCst, SeqCst, |state| {
             (state & CLOSING == 0 && state >= STEP_BYTES).then_some(state | CLOSING)
@@ -210,9 +211,9 @@ impl Account {
 pub struct MemoryAccount(pub(crate) Arc<ConnectionInfo>);
 
 impl MemoryAccount {
-    /// Records that the application keeps `bytes` on behalf of the connection, until the returned value is dropped.
+    /// Records that the application holds `bytes` on behalf of the connection, until the returned value is dropped.
     pub fn hold(&self, bytes: usize) -> MemoryHold {
-        // The limit is larger than any allocation, and keeps the sum from overflowing.
+        // Larger than any allocation, and small enough that the sum does not overflow.
         let bytes = bytes.min(isize::MAX.cast_unsigned() / 2);
         let held = MemoryHold { account: self.clone(), bytes };
         if self.0.account.change(bytes.cast_signed()) {
@@ -233,7 +234,7 @@ impl fmt::Debug for MemoryAccount {
     }
 }
 
-/// Bytes that the application keeps on behalf of a connection: see [`MemoryAccount::hold`]. Dropping it releases them.
+/// Bytes that the application holds on behalf of a connection: see [`MemoryAccount::hold`]. Dropping the value releases them.
 #[derive(Debug)]
 #[must_use = "dropping a `MemoryHold` releases its bytes"]
 pub struct MemoryHold {

@@ -26,9 +26,9 @@ pub trait Protocol: Send + Sync + 'static {
     /// Whether pushes or replies are written first. Default: pushes, so that they overtake long replies.
     const ORDER: ServiceOrder = ServiceOrder::PushesFirst;
 
-    /// Whether pushes are held while a request is in flight, and written between the last frame of its reply and the next request:
-    /// for protocols whose replies must not be interrupted. A reply must not wait for capacity to push to its own connection
-    /// then. Default: false.
+    /// Whether pushes are held while a request is in flight, and written between the last frame of its reply and the next request.
+    /// For protocols whose replies must not be interrupted. If true, a reply must not wait for capacity to push to its own connection,
+    /// because that capacity is not freed before the reply. Default: false.
     const HOLD_PUSHES: bool = false;
 
     /// Whether input that has already arrived is still handled after a write error. Clients need this, because the input may contain
@@ -50,7 +50,7 @@ pub trait Protocol: Send + Sync + 'static {
     }
 
     /// Handles a frame. Frames of a connection are answered in order. They are handled one at a time, or concurrently up to
-    /// [`max_in_flight`](crate::Builder::max_in_flight); input behind them is read up to
+    /// [`max_in_flight`](crate::Builder::max_in_flight). Further input is read up to
     /// [`read_ahead_bytes`](crate::Builder::read_ahead_bytes).
     fn on_frame(
         &self,
@@ -58,19 +58,18 @@ pub trait Protocol: Send + Sync + 'static {
         context: &mut ConnectionContext<Self::Frame>,
     ) -> Reply<Self::Frame, Self::ProtocolError>;
 
-    /// Called for a frame that has to wait: requests before it are in flight, or the peer has not read the replies before it. A
-    /// heartbeat can be recorded now. Returns whether the frame needs no further handling; then it does not reach
-    /// [`on_frame`](Self::on_frame). Default: no.
+    /// Called for a frame that has to wait, because earlier requests are in flight or the peer has not read their replies. The place to
+    /// handle a heartbeat. Returns true if the frame has been handled, and must not be passed to [`on_frame`](Self::on_frame).
+    /// Default: false.
     ///
-    /// Frames that wait are limited by [`read_ahead_bytes`](crate::Builder::read_ahead_bytes). Frames behind that limit have not
-    /// been read.
+    /// Waiting frames are limited by [`read_ahead_bytes`](crate::Builder::read_ahead_bytes). Further frames are not read yet.
     fn on_waiting(&self, frame: &Self::Frame, context: &mut ConnectionContext<Self::Frame>) -> bool {
         let _ = (frame, context);
         false
     }
 
-    /// Called before a frame, pushed or in reply, is encoded: the place to set sequence numbers. A broadcast calls it for each
-    /// receiver, whose frame has its own head and shares the body.
+    /// Called before a push or a frame of a reply is encoded: the place to set sequence numbers. For a broadcast it is called once per
+    /// receiver, each time with a frame that has its own head and shares the body.
     fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext<Self::Frame>) {
         let _ = (frame, context);
     }
@@ -92,29 +91,28 @@ pub trait Protocol: Send + Sync + 'static {
         let _ = context;
     }
 
-    /// Called when [`on_frame`](Self::on_frame), or the future, stream or closure that it returned, has panicked. A frame is the
-    /// reply to the request, and the connection goes on. Default: none, and the connection is closed, because the request would
-    /// have no reply.
+    /// Called when [`on_frame`](Self::on_frame), or the future, stream or closure that it returned, has panicked. Returns the reply to
+    /// the request, or `None` to close the connection. Default: `None`, because the request would have no reply.
     fn on_panic(&self, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = context;
         None
     }
 
-    /// Called when nothing has arrived for a [heartbeat](crate::Timeouts::heartbeat), and again after each further one, if all output
-    /// has been written. A frame, such as a ping, is written before any other.
+    /// Called when nothing has arrived for the time of a [heartbeat](crate::Timeouts::heartbeat), and again whenever that time has
+    /// passed, if all output has been written. A returned frame, such as a ping, is written before any other.
     fn on_idle(&self, silent: Duration, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = (silent, context);
         None
     }
 
-    /// Called at a [tick](crate::Timeouts::tick), also if the connection is never idle or the peer does not read. Returns when the
-    /// next tick comes; [`ConnectionContext::tick_within`] brings it forward. Default: [`Tick::Stop`].
+    /// Called at a [tick](crate::Timeouts::tick), even if the connection is never idle or the peer does not read. Returns the time to
+    /// the next tick; [`ConnectionContext::tick_within`] can schedule an earlier one. Default: [`Tick::Stop`].
     fn on_tick(&self, context: &mut ConnectionContext<Self::Frame>) -> Tick<Self::Frame> {
         let _ = context;
         Tick::Stop
     }
 
-    /// Called when the server begins to shut down. A frame notifies the peer, which is served for the grace period.
+    /// Called when the server begins to shut down. A returned frame is sent to the peer, which is served for the grace period.
     fn on_shutdown(&self, grace: Duration, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = (grace, context);
         None
@@ -165,8 +163,8 @@ pub enum Tick<F> {
         /// Time to the next tick, at least a millisecond.
         after: Duration,
     },
-    /// The connection is closed, with this last frame or with [`Protocol::last_frame`]. Queued frames are not written, and a peer
-    /// that does not read is not waited for.
+    /// The connection is closed, with this last frame or with [`Protocol::last_frame`]. Queued frames are not written, and output that
+    /// the socket does not accept at once is dropped.
     Close(Option<F>),
     /// The connection goes on without ticks, until [`ConnectionContext::tick_within`] is called.
     Stop,
@@ -193,11 +191,11 @@ pub enum Reply<F: FrameLike, E> {
     Future(ReplyFuture<F, E>),
     /// A stream of frames. Pushes may overtake them. The stream is first polled when all requests before it have been answered.
     Stream(ReplyStream<F, E>),
-    /// A closure that is called when all requests before it have been answered: at once, if none is in flight. No later frame is
-    /// handled before that, so it sees the connection as if requests were handled one at a time. It must be quick, and may return
-    /// any reply. If a future returns it, later frames may have been handled already.
+    /// A closure that is called when all earlier requests have been answered: at once, if none is in flight. No later frame is
+    /// handled before the call, so the closure sees the connection as if requests were handled one at a time. It must be quick, and
+    /// may return any reply. If a future returns the closure, later frames may have been handled already.
     InTurn(ReplyInTurn<F, E>),
-    /// A last frame or none, after which the connection is closed.
+    /// Closes the connection, after this last frame if there is one.
     Close(Option<F>),
 }
 
@@ -207,7 +205,7 @@ impl<F: FrameLike, E> Reply<F, E> {
         Self::later(async { future.await.map(Self::Frame) })
     }
 
-    /// Replies with the reply of a future: no frame, several, a close.
+    /// Replies with the [`Reply`] that a future returns, for example several frames or a close.
     pub fn later(future: impl Future<Output = Result<Self, E>> + Send + 'static) -> Self {
         Self::Future(Box::pin(future))
     }
@@ -217,9 +215,9 @@ impl<F: FrameLike, E> Reply<F, E> {
         Self::Stream(Box::pin(stream))
     }
 
-    /// Replies with the result of a closure, called when all requests before it have been answered.
-    pub fn in_turn(decide: impl FnOnce(&mut ConnectionContext<F>) -> Self + Send + 'static) -> Self {
-        Self::InTurn(Box::new(decide))
+    /// Replies with the result of a closure, called when all earlier requests have been answered: see [`Reply::InTurn`].
+    pub fn in_turn(closure: impl FnOnce(&mut ConnectionContext<F>) -> Self + Send + 'static) -> Self {
+        Self::InTurn(Box::new(closure))
     }
 }
 

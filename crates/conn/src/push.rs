@@ -61,25 +61,25 @@ impl From<PushError> for io::Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
-/// Receives lost frames. Returns false if it could not accept the frame.
-pub(crate) type OnLost<F> = Box<dyn Fn(F, Lost) -> bool + Send + Sync>;
+/// A function that receives lost frames. Returns false if it could not accept the frame.
+pub(crate) type OnLost<F> = Box<dyn Fn(F, LossReason) -> bool + Send + Sync>;
 
 /// The limits of an outbox, and the handling of frames that exceed them.
 pub(crate) struct PushOptions<F> {
-    pub(crate) high: usize,
-    pub(crate) low: usize,
-    pub(crate) slots: usize,
+    pub(crate) high_capacity: usize,
+    pub(crate) low_capacity: usize,
+    pub(crate) max_slots: usize,
     pub(crate) slot_bytes: usize,
-    pub(crate) bytes: usize,
+    pub(crate) lane_bytes: usize,
     pub(crate) on_lost: Option<OnLost<F>>,
     pub(crate) keep_unsent: bool,
     pub(crate) counters: PushCounters,
 }
 
-/// Why a frame is lost.
+/// Why a frame was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lost {
-    /// The queue was full, and the policy was to drop the frame.
+pub(crate) enum LossReason {
+    /// The queue was full, and the policy was to drop the frame. If `warn` is true, a warning is logged.
     Dropped { warn: bool },
     /// The frame was queued when the connection ended.
     Unsent,
@@ -92,14 +92,14 @@ pub(crate) struct PushCounters {
     replaced: AtomicU64,
     undelivered: AtomicU64,
     /// When a warning was last logged, in milliseconds since the first warning, plus one. Zero if none was logged.
-    warned: AtomicU64,
+    last_warning_millis: AtomicU64,
 }
 
 impl<F: FrameLike> PushOptions<F> {
-    /// Frames. Urgent frames are few: when 16 wait, the peer does not read.
-    const HIGH_CAPACITY: usize = 16;
-    /// Frames. Enough for a burst, and few enough to notice a slow consumer.
-    const LOW_CAPACITY: usize = 256;
+    /// Urgent frames are few: when 16 wait, the peer does not read.
+    const HIGH_CAPACITY_FRAMES: usize = 16;
+    /// Enough for a burst, and few enough to notice a slow consumer.
+    const LOW_CAPACITY_FRAMES: usize = 256;
     /// More than the subscriptions of a busy page.
     const MAX_SLOTS: usize = 4096;
     /// 4 KiB for each slot.
@@ -109,38 +109,38 @@ impl<F: FrameLike> PushOptions<F> {
 
     pub(crate) fn new() -> Self {
         Self {
-            high: Self::HIGH_CAPACITY,
-            low: Self::LOW_CAPACITY,
-            slots: Self::MAX_SLOTS,
+            high_capacity: Self::HIGH_CAPACITY_FRAMES,
+            low_capacity: Self::LOW_CAPACITY_FRAMES,
+            max_slots: Self::MAX_SLOTS,
             slot_bytes: Self::MAX_SLOT_BYTES,
-            bytes: Self::MAX_LANE_BYTES,
+            lane_bytes: Self::MAX_LANE_BYTES,
             on_lost: None,
             keep_unsent: false,
             counters: PushCounters::default(),
         }
     }
 
-    /// Limits a capacity to the range that a semaphore supports, and to at least one.
+    /// Limits a capacity to the range from one to the maximum of a semaphore.
     pub(crate) fn clamp_capacity(capacity: usize) -> usize {
         capacity.clamp(1, Semaphore::MAX_PERMITS)
     }
 
-    /// Counts a frame that will not be written, and passes it to `on_lost`.
-    pub(crate) fn lose(&self, frame: F, cause: Lost) {
-        let (counter, is_kept) = match cause {
-            Lost::Dropped { .. } => (&self.counters.dropped, true),
-            Lost::Unsent => (&self.counters.unsent, self.keep_unsent),
+    /// Counts a lost frame, and passes it to `on_lost`. An unsent frame is passed only with `keep_unsent`.
+    pub(crate) fn count_lost(&self, frame: F, reason: LossReason) {
+        let (counter, is_kept) = match reason {
+            LossReason::Dropped { .. } => (&self.counters.dropped, true),
+            LossReason::Unsent => (&self.counters.unsent, self.keep_unsent),
         };
         counter.fetch_add(1, Relaxed);
-        if cause == (Lost::Dropped { warn: true }) && self.may_warn() {
+        if reason == (LossReason::Dropped { warn: true }) && self.may_warn() {
             tracing::warn!(dropped = counter.load(Relaxed), "frame dropped: push queue full");
         }
         if let Some(on_lost) = self.on_lost.as_ref().filter(|_| is_kept)
-            && !on_lost(frame, cause)
+            && !on_lost(frame, reason)
         {
             let undelivered = self.counters.undelivered.fetch_add(1, Relaxed) + 1;
             if self.may_warn() {
-                tracing::warn!(undelivered, "frame lost: dead-letter queue full or closed");
+                tracing::warn!(undelivered, "frame lost: dead-letter channel full or closed");
             }
         }
     }
@@ -149,14 +149,14 @@ impl<F: FrameLike> PushOptions<F> {
         self.counters.replaced.fetch_add(1, Relaxed);
     }
 
-    /// Whether a warning may be logged. Returns true at most once a second.
+    /// Whether a warning may be logged now, at most one per second.
     fn may_warn(&self) -> bool {
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         let now = u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1);
-        let last = self.counters.warned.load(Relaxed);
+        let last = self.counters.last_warning_millis.load(Relaxed);
         let pause = u64::try_from(Duration::from_secs(1).as_millis()).unwrap_or(u64::MAX);
         (last == 0 || now.saturating_sub(last) >= pause)
-            && self.counters.warned.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
+            && self.counters.last_warning_millis.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
     }
 
     pub(crate) fn stats(&self) -> PushStats {
@@ -180,7 +180,7 @@ pub struct PushStats {
     pub unsent: u64,
     /// Frames that a newer one replaced in their slot.
     pub replaced: u64,
-    /// Frames that were lost because the dead-letter queue was full or closed.
+    /// Dropped or unsent frames that the dead-letter channel did not accept, because it was full or closed.
     pub undelivered: u64,
 }
 
@@ -193,25 +193,25 @@ impl<F: FrameLike> PushHandle<F> {
         Self(mailbox)
     }
 
-    /// Queues a high-priority frame; waits while the queue is full.
+    /// Queues a high-priority frame. Waits while the queue is full.
     pub async fn push_high_priority(&self, frame: F) -> Result<(), PushError> {
         self.0.outbox.push(frame, PushPriority::High).await.map(|must_wake| self.0.wake_if(must_wake))
     }
 
-    /// Queues a low-priority frame; waits while the queue is full.
+    /// Queues a low-priority frame. Waits while the queue is full.
     pub async fn push_low_priority(&self, frame: F) -> Result<(), PushError> {
         self.0.outbox.push(frame, PushPriority::Low).await.map(|must_wake| self.0.wake_if(must_wake))
     }
 
-    /// Queues a frame without waiting; if the queue is full, the policy decides. If the connection has ended, returns
-    /// [`PushError::Closed`] under every policy.
+    /// Queues a frame without waiting. If the queue is full, applies the policy. If the connection has ended, returns
+    /// [`PushError::Closed`] whatever the policy is.
     pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
         self.0.push_or_drop(frame, priority, policy, None)
     }
 
-    /// Puts a frame into a slot, replacing an unsent one, without waiting. A slow consumer therefore costs one frame per slot and
-    /// does not block pushers. Returns [`PushError::QueueFull`] if the connection has too many slots in use, or too many bytes in
-    /// them.
+    /// Puts a frame into a slot without waiting, replacing the unsent frame of the slot. A slow consumer therefore costs one frame per
+    /// slot and does not block pushers. Returns [`PushError::QueueFull`] if too many slots of the connection are in use, or have too
+    /// many bytes.
     pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
         self.0.push_latest(slot, frame, None)
     }
@@ -222,14 +222,14 @@ impl<F: FrameLike> PushHandle<F> {
         self.0.push_next(slot, frame, None)
     }
 
-    /// Removes all unsent frames of a slot, for example when a subscription ends. Returns whether there were any. None of them is
-    /// written after that, except for a frame that is already encoded in part.
+    /// Removes all unsent frames of a slot, for example when a subscription ends. Returns whether there were any. A frame that is
+    /// already encoded in part is completed.
     pub fn clear_slot(&self, slot: Slot) -> bool {
         self.0.clear_slot(slot)
     }
 
-    /// Returns the size of all queued frames: in both queues, in slots, and those that wait for a reply. A frame that is larger than
-    /// the byte limit of its queue counts as that limit.
+    /// Returns the size of all queued frames: in both queues, in slots, and tied to a reply. A frame that is larger than the byte limit
+    /// of its queue counts as that limit.
     pub fn queued_bytes(&self) -> usize {
         self.0.outbox.queued_bytes()
     }
@@ -239,7 +239,7 @@ impl<F: FrameLike> PushHandle<F> {
         self.0.outbox.queued_bytes_except(slot)
     }
 
-    /// Returns the traffic of the connection, as of the last time it was idle. Shows whether a slow consumer reads at all.
+    /// Returns the traffic of the connection, as of the last time it was idle, for example to see whether a slow consumer reads at all.
     pub fn counters(&self) -> Counters {
         self.0.info().map_or_else(Counters::default, |info| info.traffic.counters())
     }
@@ -255,15 +255,15 @@ impl<F: FrameLike> PushHandle<F> {
         PushAfter { handle: self, ticket }
     }
 
-    /// Closes the connection: incomplete replies are dropped, nothing more is queued or handled, queued frames are written, and then
-    /// this last frame.
+    /// Closes the connection. Incomplete replies are dropped, and nothing more is queued or handled. Queued frames are written, followed
+    /// by the frame `last`.
     pub fn close(&self, last: Option<F>) {
         self.0.close(last);
     }
 
-    /// Requests a run of [`Protocol::on_wake`](crate::Protocol::on_wake) on the task of the connection. Calls that are made before
-    /// the hook runs lead to at least one run, which sees everything that was written before the last call. It never waits. Has no
-    /// effect if the connection is ending or has ended, or for a handle of bare [`PushQueues`].
+    /// Requests a run of [`Protocol::on_wake`](crate::Protocol::on_wake) on the task of the connection, without waiting. Calls before
+    /// the hook runs are coalesced: a run follows the last of them, and sees everything that was written before it. Has no effect if
+    /// the connection is ending or has ended, or for a handle of bare [`PushQueues`].
     pub fn wake(&self) {
         self.0.request_wake();
     }
@@ -276,8 +276,8 @@ impl<F: FrameLike> PushHandle<F> {
 
 /// Pushes frames that are never written before a certain reply: see [`PushHandle::after`].
 ///
-/// Until the reply is written, the frames take up capacity in the queue, and other frames overtake them. None of these methods waits
-/// for capacity, because the reply itself might be waiting for it.
+/// Until the reply is encoded, the frames take up capacity in the queue, and other frames overtake them. None of the methods waits for
+/// capacity, because a reply that waits for a push tied to itself could wait forever.
 #[derive(Debug)]
 pub struct PushAfter<'a, F: FrameLike> {
     handle: &'a PushHandle<F>,
@@ -296,8 +296,8 @@ impl<F: FrameLike> PushAfter<'_, F> {
     }
 
     /// As [`PushHandle::push_latest`], after the reply. Frames that are pushed to the slot later wait for the reply as well. An
-    /// unsent frame that waits for an earlier reply is kept next to the newest, so that a slot makes progress even if requests are
-    /// always in flight.
+    /// unsent frame that waits for an earlier reply is kept in addition to the newest, so that frames of the slot are written even if
+    /// requests are always in flight.
     pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
         self.handle.0.push_latest(slot, frame, Some(self.ticket))
     }
@@ -377,8 +377,9 @@ pub struct PushQueues<F: FrameLike> {
     high_in_a_row: u32,
     /// When the first of them was taken.
     high_since: Option<Instant>,
-    slots_next: bool,
-    /// The queues were used since they were last shrunk.
+    /// Whether the last low-priority turn tried the slots before the low lane. The turns alternate.
+    slots_first: bool,
+    /// A frame was taken since the queues were last shrunk.
     was_used: bool,
 }
 
@@ -386,8 +387,8 @@ impl<F: FrameLike> PushQueues<F> {
     /// Creates queues with these capacities in frames, at least one each, and returns them with a handle.
     pub fn bounded(high_capacity: usize, low_capacity: usize) -> (Self, PushHandle<F>) {
         let options = PushOptions {
-            high: PushOptions::<F>::clamp_capacity(high_capacity),
-            low: PushOptions::<F>::clamp_capacity(low_capacity),
+            high_capacity: PushOptions::<F>::clamp_capacity(high_capacity),
+            low_capacity: PushOptions::<F>::clamp_capacity(low_capacity),
             ..PushOptions::new()
         };
         let mailbox = Mailbox::new(Outbox::new(Arc::new(options), None), None);
@@ -397,7 +398,7 @@ impl<F: FrameLike> PushQueues<F> {
     }
 
     /// Creates the queues of a connection. They count as a handle, so that dropping the last handle does not wake the actor.
-    pub(crate) fn of_connection(
+    pub(crate) fn for_connection(
         options: Arc<PushOptions<F>>,
         fairness: FairnessConfig,
         info: Arc<ConnectionInfo>,
@@ -414,7 +415,7 @@ impl<F: FrameLike> PushQueues<F> {
             fairness,
             high_in_a_row: 0,
             high_since: None,
-            slots_next: false,
+            slots_first: false,
             was_used: false,
         }
     }
@@ -460,8 +461,8 @@ impl<F: FrameLike> PushQueues<F> {
         Some((priority, frame?))
     }
 
-    /// Returns the next frame to write when `answered` requests have been answered, with its priority. Returns no frame if the next
-    /// output is the rest of a frame that has been encoded in part.
+    /// Returns the next frame to write, with its priority, when `answered` requests have been answered. The frame is `None` if the next
+    /// output is the rest of a frame of this priority that was encoded in part.
     pub(crate) fn try_next(
         &mut self,
         is_high_partial: bool,
@@ -495,18 +496,18 @@ impl<F: FrameLike> PushQueues<F> {
 
     fn take(&mut self, order: &[PushPriority], answered: u64) -> Option<(PushPriority, F)> {
         self.was_used = true;
-        self.mailbox.outbox.take(order, &mut self.slots_next, answered)
+        self.mailbox.outbox.take(order, &mut self.slots_first, answered)
     }
 
     /// Releases memory that an idle connection does not need.
     pub(crate) fn shrink(&mut self) {
-        // Queues that were not used have not grown.
+        // If no frame was taken, the queues have no spare memory.
         if std::mem::take(&mut self.was_used) {
             self.outbox().shrink();
         }
     }
 
-    /// Whether low-priority frames are next, because only high-priority frames were written for their share.
+    /// Whether a low-priority frame is next, because high-priority frames have used up their share.
     fn is_low_turn(&self) -> bool {
         let FairnessConfig { max_high_before_low, time_slice } = self.fairness;
         let is_count_reached = max_high_before_low > 0 && self.high_in_a_row as usize >= max_high_before_low;

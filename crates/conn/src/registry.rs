@@ -21,21 +21,21 @@ impl fmt::Display for ConnectionId {
 /// Finds live connections by their id. It does not keep them alive, and does not list connections that have ended, even if there
 /// are still handles to them.
 ///
-/// A supervisor registers its connections itself. Others can [insert](Self::insert) handles, also of bare
+/// A supervisor registers its connections itself. Applications can [insert](Self::insert) other handles, including those of bare
 /// [`PushQueues`](crate::PushQueues).
 pub struct SessionRegistry<F: FrameLike> {
-    /// In the order in which they were admitted. An iteration takes a snapshot and releases the lock; a change meanwhile copies the
-    /// map.
+    /// Sorted by id, which is the order of admission. An iteration clones the `Arc` and releases the lock. A concurrent change
+    /// copies the map.
     entries: Mutex<Arc<Entries<F>>>,
 }
 
 type Entries<F> = BTreeMap<ConnectionId, Entry<F>>;
 
-/// The connection of an id. Both are the same unless a user of the registry has inserted or removed the id.
+/// The connection with an id. `listed` and `running` are the same unless the application has inserted or removed the id.
 struct Entry<F> {
-    /// What the registry lists.
+    /// The connection that the registry lists.
     listed: Weak<Mailbox<F>>,
-    /// The connection that the supervisor runs, which it wakes and counts whether or not it is listed.
+    /// The connection that the supervisor runs. The supervisor wakes and counts it even if it is not listed.
     running: Weak<Mailbox<F>>,
 }
 
@@ -78,12 +78,12 @@ impl<F: FrameLike> SessionRegistry<F> {
         Arc::make_mut(&mut lock(&self.entries)).remove(&id);
     }
 
-    /// Returns all connections that run, listed or not.
+    /// Returns all running connections, listed or not.
     pub(crate) fn running(&self) -> Vec<Arc<Mailbox<F>>> {
         lock(&self.entries).values().filter_map(|entry| entry.running.upgrade()).collect()
     }
 
-    /// Returns those of these connections that run, listed or not.
+    /// Returns the running connections with these ids, listed or not.
     pub(crate) fn find_running(&self, ids: &[ConnectionId]) -> Vec<Arc<Mailbox<F>>> {
         let entries = lock(&self.entries);
         ids.iter().filter_map(|id| entries.get(id)?.running.upgrade()).collect()
@@ -108,8 +108,8 @@ impl<F: FrameLike> SessionRegistry<F> {
     /// number of connections for which a frame was pushed or dropped. Frames should share their body, so that each is cheap.
     pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(&Session<F>) -> Option<F>) -> usize {
         let mut reached = 0;
-        // Not under the lock, because `frame` may use the registry. And one by one, so that each connection is used while it is in
-        // the cache.
+        // Not under the lock, because `frame` may use the registry. Sessions are created one by one, so that each connection is used
+        // while it is in the cache.
         let entries = Arc::clone(&lock(&self.entries));
         for session in live_sessions(&entries) {
             if let Some(frame) = frame(&session) {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::mailbox::Mailbox;
 use crate::memory::{Account, MemoryAccount, MemoryLimit};
 use crate::sync::lock;
-use crate::timeouts::later;
+use crate::timeouts::saturating_add;
 use crate::{ConnectionId, Frame, FrameLike, PushHandle, SessionRegistry};
 
 /// The part of a connection's state that other tasks can read.
@@ -22,11 +22,11 @@ pub(crate) struct ConnectionInfo {
     pub(crate) peer: SocketAddr,
     pub(crate) since: Instant,
     pub(crate) traffic: Traffic,
-    /// The traffic has been added to the total of connections that have ended.
-    pub(crate) settled: AtomicBool,
-    /// The grace period of a shutdown has ended. Not in the context, because it would take a word there.
+    /// The traffic is part of the total of ended connections.
+    pub(crate) is_counted_as_ended: AtomicBool,
+    /// The grace period of a shutdown has ended. Stored here, because a field of the context would take a whole word.
     pub(crate) closing: AtomicBool,
-    /// What the protocol shares with other tasks.
+    /// Data that the protocol shares with other tasks.
     pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     pub(crate) account: Account,
 }
@@ -38,7 +38,7 @@ impl ConnectionInfo {
             peer,
             since: Instant::now(),
             traffic: Traffic::default(),
-            settled: AtomicBool::new(false),
+            is_counted_as_ended: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             data: Mutex::new(None),
             account: Account::new(limit),
@@ -46,7 +46,7 @@ impl ConnectionInfo {
     }
 }
 
-/// The traffic of a connection, counted by its actor only.
+/// Traffic counters that other tasks can read: of one connection, written only by its actor, or of all ended connections.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     frames_in: AtomicU64,
@@ -176,12 +176,12 @@ pub struct ConnectionContext<F: FrameLike = Frame> {
     info: Arc<ConnectionInfo>,
     sessions: Arc<SessionRegistry<F>>,
     pub(crate) counters: Counters,
-    /// Requests so far, the current one included.
+    /// The number of requests so far, the current one included.
     pub(crate) requests: u64,
-    /// How many of them have been answered.
+    /// The number of requests that have been answered.
     pub(crate) answered: u64,
-    /// When the next tick comes, in milliseconds after the beginning.
-    pub(crate) tick: Option<NonZeroU64>,
+    /// The time of the next tick, in milliseconds since the connection began.
+    pub(crate) next_tick_millis: Option<NonZeroU64>,
     /// Bytes that were encoded and not written when the current tick began.
     pub(crate) unsent_bytes: usize,
     /// The limit of a frame that is read, and of frames that wait, if the protocol has set one.
@@ -219,7 +219,7 @@ impl<F: FrameLike> ConnectionContext<F> {
             counters: Counters::default(),
             requests: 0,
             answered: 0,
-            tick: None,
+            next_tick_millis: None,
             unsent_bytes: 0,
             input_limit: None,
             data,
@@ -265,7 +265,7 @@ impl<F: FrameLike> ConnectionContext<F> {
         // Rounded up, so that no tick comes early.
         let millis = u64::try_from(at.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let at = NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN);
-        self.tick = Some(self.tick.map_or(at, |before| before.min(at)));
+        self.next_tick_millis = Some(self.next_tick_millis.map_or(at, |before| before.min(at)));
     }
 
     /// Limits the input of this connection from the next frame on, for example until its peer has logged in. `bytes` limits the
@@ -276,9 +276,9 @@ impl<F: FrameLike> ConnectionContext<F> {
         self.input_limit = NonZeroUsize::new(bytes.max(1));
     }
 
-    /// Returns when the next tick is due.
+    /// Returns the time of the next tick.
     pub(crate) fn tick_at(&self) -> Option<Instant> {
-        self.tick.map(|tick| later(self.since(), Duration::from_millis(tick.get())))
+        self.next_tick_millis.map(|tick| saturating_add(self.since(), Duration::from_millis(tick.get())))
     }
 
     /// Whether the grace period of a [shutdown](crate::Supervisor::shutdown) has ended. Nothing more is read. Frames that were read
@@ -317,13 +317,14 @@ impl<F: FrameLike> ConnectionContext<F> {
         drop(before);
     }
 
-    /// Adds the traffic to the total of connections that have ended.
-    pub(crate) fn settle(&self, ended: &Traffic) {
+    /// Publishes the traffic, and adds it to the total of ended connections.
+    pub(crate) fn add_traffic_to(&self, total: &Traffic) {
         self.publish();
-        self.info.settled.store(true, Relaxed);
-        ended.add(&self.counters);
+        self.info.is_counted_as_ended.store(true, Relaxed);
+        total.add(&self.counters);
     }
 
+    /// Makes the traffic visible to other tasks.
     pub(crate) fn publish(&self) {
         self.info.traffic.publish(&self.counters);
     }

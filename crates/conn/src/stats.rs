@@ -58,13 +58,13 @@ pub(crate) struct SupervisorCounters {
 }
 
 impl SupervisorCounters {
-    pub(crate) fn ended(&self, label: &str) {
+    pub(crate) fn count_ended(&self, label: &str) {
         if let Some(index) = END_LABELS.iter().position(|end| *end == label) {
             self.ended[index].fetch_add(1, Relaxed);
         }
     }
 
-    /// Returns the counters, without those of live connections and of pushes.
+    /// Returns the counters except those of live connections and of pushes.
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             admitted: self.admitted.load(Relaxed),

@@ -24,11 +24,11 @@ use crate::actor::{Actor, Limits};
 use crate::alarms::Alarms;
 use crate::mailbox::Mailbox;
 use crate::memory::{Accounts, Holder};
-use crate::push::{Lost, PushOptions, PushQueues};
+use crate::push::{LossReason, PushOptions, PushQueues};
 use crate::session::ConnectionInfo;
 use crate::stats::SupervisorCounters;
 use crate::sync::lock;
-use crate::timeouts::later;
+use crate::timeouts::saturating_add;
 use crate::{ConnectionContext, ConnectionId, FairnessConfig, MemoryLimit, Protocol, SessionRegistry, Stats, Timeouts};
 
 /// Builds a [`Supervisor`]: see [`Supervisor::builder`].
@@ -38,8 +38,8 @@ pub struct Builder<P: Protocol> {
     fairness: FairnessConfig,
     limits: Limits,
     timeouts: Timeouts,
-    connections: usize,
-    per_address: usize,
+    max_connections: usize,
+    max_per_address: usize,
     memory: MemoryLimit,
 }
 
@@ -50,15 +50,15 @@ impl<P: Protocol> Builder<P> {
         Self { fairness, ..self }
     }
 
-    /// Sets where frames go that a [policy](crate::PushPolicy) drops. A frame that does not fit there is counted and logged.
-    /// Default: none, dropped frames are only counted.
+    /// Sets the channel that receives the frames dropped by a [policy](crate::PushPolicy). A frame that does not fit into it is
+    /// counted and logged. Default: none, dropped frames are only counted.
     #[must_use]
     pub fn dead_letters(self, dead_letters: mpsc::Sender<P::Frame>) -> Self {
         self.on_lost(move |frame, _| dead_letters.try_send(frame).is_ok())
     }
 
-    /// Sets what receives lost frames.
-    pub(crate) fn on_lost(mut self, on_lost: impl Fn(P::Frame, Lost) -> bool + Send + Sync + 'static) -> Self {
+    /// Sets the function that receives lost frames.
+    pub(crate) fn on_lost(mut self, on_lost: impl Fn(P::Frame, LossReason) -> bool + Send + Sync + 'static) -> Self {
         self.push.on_lost = Some(Box::new(on_lost));
         self
     }
@@ -75,7 +75,7 @@ impl<P: Protocol> Builder<P> {
     /// are few: when 16 wait, the peer does not read.
     #[must_use]
     pub fn high_priority_capacity(mut self, frames: usize) -> Self {
-        self.push.high = PushOptions::<P::Frame>::clamp_capacity(frames);
+        self.push.high_capacity = PushOptions::<P::Frame>::clamp_capacity(frames);
         self
     }
 
@@ -83,7 +83,7 @@ impl<P: Protocol> Builder<P> {
     /// and few enough to notice a slow consumer.
     #[must_use]
     pub fn low_priority_capacity(mut self, frames: usize) -> Self {
-        self.push.low = PushOptions::<P::Frame>::clamp_capacity(frames);
+        self.push.low_capacity = PushOptions::<P::Frame>::clamp_capacity(frames);
         self
     }
 
@@ -91,7 +91,7 @@ impl<P: Protocol> Builder<P> {
     /// thousand stalled connections fit into memory.
     #[must_use]
     pub fn push_bytes(mut self, bytes: usize) -> Self {
-        self.push.bytes = PushOptions::<P::Frame>::clamp_capacity(bytes);
+        self.push.lane_bytes = PushOptions::<P::Frame>::clamp_capacity(bytes);
         self
     }
 
@@ -99,7 +99,7 @@ impl<P: Protocol> Builder<P> {
     /// a busy page.
     #[must_use]
     pub fn max_slots(mut self, slots: usize) -> Self {
-        self.push.slots = slots;
+        self.push.max_slots = slots;
         self
     }
 
@@ -114,14 +114,15 @@ impl<P: Protocol> Builder<P> {
     /// Default: 64 KiB, about the size of a socket buffer.
     #[must_use]
     pub fn batch_bytes(mut self, bytes: usize) -> Self {
-        self.limits.batch = bytes.max(1);
+        self.limits.batch_bytes = bytes.max(1);
         self
     }
 
-    /// Sets the limit of input that is read ahead of requests in flight, in bytes. Default: 64 KiB; further input stays in the socket buffers, which slows the peer down.
+    /// Sets the limit of input that is read ahead of requests in flight, in bytes. Default: 64 KiB. Further input stays in the socket
+    /// buffers, which slows the peer down.
     #[must_use]
     pub fn read_ahead_bytes(mut self, bytes: usize) -> Self {
-        self.limits.read_ahead = bytes.max(1);
+        self.limits.read_ahead_bytes = bytes.max(1);
         self
     }
 
@@ -129,7 +130,7 @@ impl<P: Protocol> Builder<P> {
     /// its turn is kept. Default: 1, because not every protocol can run two handlers of a connection concurrently.
     #[must_use]
     pub fn max_in_flight(mut self, requests: usize) -> Self {
-        self.limits.in_flight = requests.max(1);
+        self.limits.max_in_flight = requests.max(1);
         self
     }
 
@@ -137,7 +138,7 @@ impl<P: Protocol> Builder<P> {
     /// handled until the peer has read. One reply may be larger. Default: 32 MiB.
     #[must_use]
     pub fn ready_reply_bytes(mut self, bytes: usize) -> Self {
-        self.limits.ready_bytes = bytes;
+        self.limits.ready_reply_bytes = bytes;
         self
     }
 
@@ -157,13 +158,13 @@ impl<P: Protocol> Builder<P> {
     /// Sets the limit of connections. Default: 10 000, below the usual limit of open files.
     #[must_use]
     pub fn max_connections(self, connections: usize) -> Self {
-        Self { connections, ..self }
+        Self { max_connections: connections, ..self }
     }
 
     /// Sets the limit of connections from one IP address. Default: no limit, because clients behind a proxy share an address.
     #[must_use]
     pub fn max_connections_per_address(self, per_address: usize) -> Self {
-        Self { per_address, ..self }
+        Self { max_per_address: per_address, ..self }
     }
 
     /// Returns the supervisor. It serves when [`Supervisor::serve`] or a [`Permit`] is run.
@@ -177,8 +178,8 @@ impl<P: Protocol> Builder<P> {
             timeouts: self.timeouts,
             alarms: Arc::new(Alarms::new(Arc::clone(&registry))),
             counts: SupervisorCounters::default(),
-            connections: self.connections,
-            per_address: self.per_address,
+            max_connections: self.max_connections,
+            max_per_address: self.max_per_address,
             registry,
             ids: AtomicU64::new(0),
             admitted: Mutex::default(),
@@ -207,8 +208,8 @@ pub struct Shutdown {
     /// How long peers are served after the notice. Default: zero, because only a protocol whose clients react to the notice
     /// gains from it.
     pub grace: Duration,
-    /// When connections that have not ended are aborted, from the beginning of the shutdown. Default: 5 s, within the time that
-    /// service managers give a process.
+    /// Time from the beginning of the shutdown after which connections that have not ended are aborted. Default: 5 s, within the
+    /// time that service managers give a process.
     pub deadline: Duration,
 }
 
@@ -248,8 +249,8 @@ pub(crate) struct SupervisorShared<P: Protocol> {
     pub(crate) timeouts: Timeouts,
     pub(crate) alarms: Arc<Alarms<P::Frame>>,
     pub(crate) counts: SupervisorCounters,
-    connections: usize,
-    per_address: usize,
+    max_connections: usize,
+    max_per_address: usize,
     /// All running connections: a shutdown wakes them, and the stats and the memory limit read them.
     registry: Arc<SessionRegistry<P::Frame>>,
     ids: AtomicU64,
@@ -265,7 +266,7 @@ pub(crate) struct SupervisorShared<P: Protocol> {
 /// The number of connections, in total and by address.
 #[derive(Debug, Default)]
 struct Admitted {
-    all: usize,
+    total: usize,
     by_address: HashMap<IpAddr, usize>,
 }
 
@@ -317,10 +318,15 @@ impl<P: Protocol> Supervisor<P> {
             protocol,
             push: PushOptions::new(),
             fairness: FairnessConfig::default(),
-            limits: Limits { batch: 64 * 1024, read_ahead: 64 * 1024, in_flight: 1, ready_bytes: 32 << 20 },
+            limits: Limits {
+                batch_bytes: 64 * 1024,
+                read_ahead_bytes: 64 * 1024,
+                max_in_flight: 1,
+                ready_reply_bytes: 32 << 20,
+            },
             timeouts: Timeouts::default(),
-            connections: 10_000,
-            per_address: usize::MAX,
+            max_connections: 10_000,
+            max_per_address: usize::MAX,
             memory: MemoryLimit::new(usize::MAX),
         }
     }
@@ -328,7 +334,7 @@ impl<P: Protocol> Supervisor<P> {
     /// Admits a connection from this address. On an error, the caller can send a refusal before it closes the socket.
     pub fn admit(&self, peer: SocketAddr) -> Result<Permit<P>, AdmitError> {
         let SupervisorCounters { admitted, refused, .. } = &self.shared.counts;
-        self.shared.count_in(peer.ip()).inspect_err(|_| {
+        self.shared.add_connection(peer.ip()).inspect_err(|_| {
             refused.fetch_add(1, Relaxed);
         })?;
         admitted.fetch_add(1, Relaxed);
@@ -403,7 +409,7 @@ impl<P: Protocol> Supervisor<P> {
 
     /// Returns the number of connections that are admitted and have not ended.
     pub fn count(&self) -> usize {
-        lock(&self.shared.admitted).all
+        lock(&self.shared.admitted).total
     }
 
     /// Returns the counters of all connections so far.
@@ -411,7 +417,7 @@ impl<P: Protocol> Supervisor<P> {
         let mut stats =
             Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
         for info in self.shared.registry.running().iter().filter_map(|mailbox| mailbox.info()) {
-            if !info.settled.load(Relaxed) {
+            if !info.is_counted_as_ended.load(Relaxed) {
                 stats.traffic += info.traffic.counters();
             }
         }
@@ -423,13 +429,13 @@ impl<P: Protocol> Supervisor<P> {
         &self.shared.protocol
     }
 
-    /// Shuts down gracefully. No connection is admitted any more. Peers are [notified](Protocol::on_shutdown) and served for the
+    /// Shuts down gracefully. No more connections are admitted. Peers are [notified](Protocol::on_shutdown) and served for the
     /// grace period. Then nothing more is read, requests that were read are answered, and queued pushes are written. Connections
     /// that have not ended at the deadline are aborted. Returns when no connection is left; a [`Permit`] that is held but not run
     /// counts as one.
     pub async fn shutdown(&self, shutdown: Shutdown) {
-        let deadline = later(Instant::now(), shutdown.deadline);
-        let grace = deadline.min(later(Instant::now(), shutdown.grace));
+        let deadline = saturating_add(Instant::now(), shutdown.deadline);
+        let grace = deadline.min(saturating_add(Instant::now(), shutdown.grace));
         *lock(&self.shared.grace) = shutdown.grace.min(shutdown.deadline);
         for (phase, until) in [(ShutdownPhase::Grace, grace), (ShutdownPhase::Closing, deadline)] {
             self.enter(phase);
@@ -467,27 +473,27 @@ impl<P: Protocol> SupervisorShared<P> {
         *lock(&self.grace)
     }
 
-    /// Counts a connection from this address, unless a limit is reached.
-    fn count_in(&self, address: IpAddr) -> Result<(), AdmitError> {
+    /// Adds a connection from this address to the counts of admitted connections, unless a limit is reached.
+    fn add_connection(&self, address: IpAddr) -> Result<(), AdmitError> {
         let mut admitted = lock(&self.admitted);
         if self.phase.get() != ShutdownPhase::Open {
             return Err(AdmitError::ShuttingDown);
         }
-        if admitted.all >= self.connections {
-            return Err(AdmitError::TooManyConnections(admitted.all));
+        if admitted.total >= self.max_connections {
+            return Err(AdmitError::TooManyConnections(admitted.total));
         }
         let own = admitted.by_address.get(&address).copied().unwrap_or(0);
-        if own >= self.per_address {
+        if own >= self.max_per_address {
             return Err(AdmitError::TooManyFromAddress(address, own));
         }
-        admitted.all += 1;
+        admitted.total += 1;
         *admitted.by_address.entry(address).or_default() += 1;
         Ok(())
     }
 
-    fn count_out(&self, address: IpAddr) {
+    fn remove_connection(&self, address: IpAddr) {
         let mut admitted = lock(&self.admitted);
-        admitted.all -= 1;
+        admitted.total -= 1;
         if let Entry::Occupied(mut own) = admitted.by_address.entry(address) {
             *own.get_mut() -= 1;
             if *own.get() == 0 {
@@ -516,12 +522,13 @@ impl<P: Protocol> fmt::Debug for Supervisor<P> {
     }
 }
 
-/// A permit for one connection, which counts until it is dropped or its connection has ended.
+/// A permit for one connection. It counts against the limits of connections until it is dropped or its connection has ended.
 pub struct Permit<P: Protocol> {
     shared: Arc<SupervisorShared<P>>,
     id: ConnectionId,
     peer: SocketAddr,
-    /// The permit was used for a connection, which counts its own end, or for a handshake that failed.
+    /// The permit was used for a connection or for a handshake that failed, and the end is counted there. An unused permit is counted
+    /// as dropped.
     is_used: bool,
 }
 
@@ -575,7 +582,7 @@ impl<P: Protocol> Permit<P> {
     /// Counts and logs an upgrade that failed.
     fn fail(mut self, error: &io::Error) {
         self.is_used = true;
-        self.shared.counts.ended("handshake");
+        self.shared.counts.count_ended("handshake");
         tracing::debug!(connection = %self.id, peer = %self.peer, %error, "handshake failed");
     }
 
@@ -610,11 +617,11 @@ impl<P: Protocol> Permit<P> {
         let SupervisorShared { protocol, push, fairness, registry, .. } = &*self.shared;
         let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
             tracing::error!(connection = %self.id, "Protocol::codec panicked");
-            self.shared.counts.ended("panic");
+            self.shared.counts.count_ended("panic");
             return None;
         };
         let info = Arc::new(ConnectionInfo::new(self.id, self.peer, self.shared.memory.clone()));
-        let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&info));
+        let queues = PushQueues::for_connection(Arc::clone(push), *fairness, Arc::clone(&info));
         registry.add_running(self.id, &queues.mailbox);
         let context = ConnectionContext::new(info, Arc::clone(registry), data);
         Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
@@ -660,9 +667,9 @@ impl<P: Protocol> Drop for Permit<P> {
     fn drop(&mut self) {
         self.shared.registry.remove_running(self.id);
         if !self.is_used {
-            self.shared.counts.ended("dropped");
+            self.shared.counts.count_ended("dropped");
         }
-        self.shared.count_out(self.peer.ip());
+        self.shared.remove_connection(self.peer.ip());
         self.shared.changed.notify_waiters();
     }
 }

@@ -1,11 +1,11 @@
-//! Timeouts of a connection, and when the next one is due.
+//! Timeouts of a connection, and the time at which the next one is reached.
 
 use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a connection waits for its peer. Where a field is `None`, it waits without a limit.
+/// The timeouts and timers of a connection. A field that is `None` is disabled.
 ///
 /// ```
 /// use std::time::Duration;
@@ -17,27 +17,27 @@ use tokio::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// From the beginning to the first complete frame, whatever its size. Default: 10 s, because clients usually send a frame when
-    /// they connect, and rarely only listen.
+    /// Limit of the time from the beginning of the connection to its first complete frame, whatever the size of the frame. Default:
+    /// 10 s, because clients usually send a frame when they connect, and rarely only listen.
     pub first_frame: Option<Duration>,
-    /// From the first byte of a frame, or of a message of several frames, to its last byte. Default: 60 s, enough for a megabyte
-    /// over a slow network, and a limit for peers that send one byte at a time.
+    /// Limit of the time from the first byte of a frame, or of a message of several frames, to its last byte. Default: 60 s, enough
+    /// for a megabyte over a slow network, and a limit for peers that send one byte at a time.
     pub frame: Option<Duration>,
-    /// Calls [`Protocol::on_idle`](crate::Protocol::on_idle) after this time without a byte from the peer, and again each time
-    /// it has passed, at most once per millisecond. Default: none, because not every protocol has a ping.
+    /// Interval at which [`Protocol::on_idle`](crate::Protocol::on_idle) is called while no byte arrives from the peer, at least a
+    /// millisecond. Default: none, because not every protocol has a ping.
     pub heartbeat: Option<Duration>,
-    /// Calls [`Protocol::on_tick`](crate::Protocol::on_tick) for the first time this long after the beginning; the hook returns
-    /// when the next tick comes. Default: none, because only protocols with timers of their own need it.
+    /// Time from the beginning of the connection to the first call of [`Protocol::on_tick`](crate::Protocol::on_tick). The hook
+    /// returns the time to the next tick. Default: none, because only protocols with timers of their own need it.
     pub tick: Option<Duration>,
-    /// Closes the connection after this time without a byte from the peer. Without a heartbeat, a peer whose request is being
-    /// answered is not idle, nor is one that has not yet read its replies: `write_stall` applies to that one. Default: none,
-    /// because a subscriber may listen for hours; with a heartbeat, set two or three times the heartbeat.
+    /// Closes the connection after this time without a byte from the peer. A peer that has not yet read its replies is not idle:
+    /// `write_stall` applies to it. Without a heartbeat, a peer whose request is being answered is not idle either. Default: none,
+    /// because a subscriber may listen for hours. With a heartbeat, set it to two or three times the heartbeat.
     pub idle: Option<Duration>,
-    /// Closes the connection after this time in which the socket accepted no byte of the output, because the peer does not read.
-    /// Bytes that a stream buffers, such as TLS, count as accepted. Default: 30 s, longer than a network takes to recover from
+    /// Closes the connection if there is output and the socket has accepted no byte of it for this time, because the peer does not
+    /// read. Bytes that a stream buffers, such as TLS, count as accepted. Default: 30 s, longer than a network takes to recover from
     /// packet loss.
     pub write_stall: Option<Duration>,
-    /// Closes the connection of a peer that has closed its side, after this time in which no byte was written to it: it may be
+    /// Closes the connection of a peer that has closed its side, if no byte was written to it for this time, because the peer may be
     /// gone. A peer that reads gets all its replies. Default: 30 s, as `write_stall`.
     pub half_closed: Option<Duration>,
     /// How long an ended connection waits for the peer to close its side, so that the last frames are not lost to a reset.
@@ -155,7 +155,7 @@ impl Timeout {
 pub(crate) const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// Adds a duration to an instant. The duration is limited to thirty years, so that the sum does not overflow.
-pub(crate) fn later(now: Instant, duration: Duration) -> Instant {
+pub(crate) fn saturating_add(now: Instant, duration: Duration) -> Instant {
     const MAX: Duration = Duration::from_hours(24 * 365 * 30);
     now + duration.min(MAX)
 }
@@ -172,31 +172,31 @@ impl fmt::Display for Timeout {
     }
 }
 
-/// The action to take when a time is reached.
+/// The action that the connection takes when its time is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum AlarmAction {
     Heartbeat { silent: Duration },
     Tick,
     Close(Timeout),
 }
 
-/// The events that a connection waits for, and since when. Rarely used instants are boxed.
+/// The events that a connection waits for, and the times at which the waits began. Rarely used instants are boxed.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub(crate) struct Watch {
     /// The first frame has not arrived.
-    pub(crate) first_frame: bool,
-    /// Since when the rest of a frame is missing.
-    pub(crate) frame: Option<Instant>,
-    /// The number of a message in several frames of which a part is missing, and since when.
+    pub(crate) awaits_first_frame: bool,
+    /// When the connection began to wait for the rest of a frame.
+    pub(crate) frame_since: Option<Instant>,
+    /// The number of the incomplete message in several frames, and when the connection began to wait for the rest of it.
     pub(crate) partial_message: Option<Box<(u64, Instant)>>,
-    /// Since when the peer has not read.
-    pub(crate) stalled: Option<Instant>,
-    /// Since when nothing was written to a peer that has closed its side.
-    pub(crate) half_closed: Option<Box<Instant>>,
+    /// When the connection began to wait for the socket to accept output.
+    pub(crate) stalled_since: Option<Instant>,
+    /// When the connection began to wait for the next byte to be written to a peer that has closed its side.
+    pub(crate) half_closed_since: Option<Box<Instant>>,
     /// The alarm has fired, and the connection has not been idle since.
     pub(crate) had_alarm: bool,
-    /// When input last arrived, or when the connection last did not read.
+    /// When input last arrived, or when the connection last began to expect input.
     pub(crate) last_input: Instant,
     /// When [`Protocol::on_idle`](crate::Protocol::on_idle) was last called.
     pub(crate) last_ping: Instant,
@@ -209,11 +209,11 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
-            first_frame: true,
-            frame: None,
+            awaits_first_frame: true,
+            frame_since: None,
             partial_message: None,
-            stalled: None,
-            half_closed: None,
+            stalled_since: None,
+            half_closed_since: None,
             had_alarm: false,
             last_input: now,
             last_ping: now,
@@ -223,29 +223,34 @@ impl Watch {
     }
 
     /// Returns the next action and its time, for a connection that began at `began` and has its next tick at `tick`.
-    pub(crate) fn next(&self, timeouts: &Timeouts, began: Instant, tick: Option<Instant>) -> Option<(Instant, Due)> {
+    pub(crate) fn next(
+        &self,
+        timeouts: &Timeouts,
+        began: Instant,
+        tick: Option<Instant>,
+    ) -> Option<(Instant, AlarmAction)> {
         // A timeout beyond the range of the clock is never reached.
         let after = |since: Option<Instant>, timeout: Option<Duration>| since?.checked_add(timeout?);
         let expects_input = self.expects_input.then_some(self.last_input);
         let quiet = self.may_ping.then(|| self.last_input.max(self.last_ping));
         let heartbeat = timeouts.heartbeat.map(|heartbeat| heartbeat.max(Duration::from_millis(1)));
         let next = [
-            after(self.first_frame.then_some(began), timeouts.first_frame)
-                .map(|at| (at, Due::Close(Timeout::FirstFrame))),
-            after(self.frame, timeouts.frame).map(|at| (at, Due::Close(Timeout::Frame))),
+            after(self.awaits_first_frame.then_some(began), timeouts.first_frame)
+                .map(|at| (at, AlarmAction::Close(Timeout::FirstFrame))),
+            after(self.frame_since, timeouts.frame).map(|at| (at, AlarmAction::Close(Timeout::Frame))),
             after(self.partial_message.as_ref().map(|partial_message| partial_message.1), timeouts.frame)
-                .map(|at| (at, Due::Close(Timeout::Frame))),
-            after(self.stalled, timeouts.write_stall).map(|at| (at, Due::Close(Timeout::WriteStall))),
-            after(self.half_closed.as_deref().copied(), timeouts.half_closed)
-                .map(|at| (at, Due::Close(Timeout::HalfClosed))),
-            after(expects_input, timeouts.idle).map(|at| (at, Due::Close(Timeout::Idle))),
-            after(quiet, heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.last_input })),
+                .map(|at| (at, AlarmAction::Close(Timeout::Frame))),
+            after(self.stalled_since, timeouts.write_stall).map(|at| (at, AlarmAction::Close(Timeout::WriteStall))),
+            after(self.half_closed_since.as_deref().copied(), timeouts.half_closed)
+                .map(|at| (at, AlarmAction::Close(Timeout::HalfClosed))),
+            after(expects_input, timeouts.idle).map(|at| (at, AlarmAction::Close(Timeout::Idle))),
+            after(quiet, heartbeat).map(|at| (at, AlarmAction::Heartbeat { silent: at - self.last_input })),
         ]
         .into_iter()
         .flatten()
         .min_by_key(|(at, _)| *at);
-        // Handled separately, so that connections without ticks do not pay for it.
+        // Separate from the other timeouts, so that connections without ticks do not pay for it.
         let Some(tick) = tick else { return next };
-        Some(next.filter(|(at, _)| *at <= tick).unwrap_or((tick, Due::Tick)))
+        Some(next.filter(|(at, _)| *at <= tick).unwrap_or((tick, AlarmAction::Tick)))
     }
 }

@@ -1,8 +1,8 @@
-//! TLS for servers and clients, by rustls.
+//! TLS for servers and clients, with rustls.
 //!
-//! A server [accepts](TlsServer::accept) on the task of the connection, within
-//! [`Supervisor::serve_with`](crate::Supervisor::serve_with), so a peer that never finishes its handshake delays no other
-//! connection. On the client side, [`TlsConnector`] wraps another connector.
+//! A server calls [`TlsServer::accept`] in the upgrade closure of [`Supervisor::serve_with`](crate::Supervisor::serve_with). It runs on
+//! the task of the connection, so a peer that never finishes its handshake delays no other connection. On the client side,
+//! [`TlsConnector`] wraps another connector.
 
 use std::fmt;
 use std::io;
@@ -67,6 +67,7 @@ impl Identity {
         Ok(Self { chain, key: PrivateKeyDer::from_pem_slice(key)? })
     }
 
+    /// Returns the identity in the form that rustls uses, after a check that the key matches the certificate.
     fn certified(self) -> Result<CertifiedKey, TlsError> {
         let certified = CertifiedKey::new(self.chain, any_supported_type(&self.key)?);
         certified.keys_match()?;
@@ -93,7 +94,7 @@ impl Authorities {
         for certificate in CertificateDer::pem_slice_iter(certificates) {
             roots.add(certificate?)?;
         }
-        Self::of(roots)
+        Self::from_roots(roots)
     }
 
     /// Loads the authorities that the operating system trusts. Needs the feature `native-roots`.
@@ -105,10 +106,10 @@ impl Authorities {
         }
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(found.certs);
-        Self::of(roots)
+        Self::from_roots(roots)
     }
 
-    fn of(roots: RootCertStore) -> Result<Self, TlsError> {
+    fn from_roots(roots: RootCertStore) -> Result<Self, TlsError> {
         if roots.is_empty() { Err(TlsError::NoAuthority) } else { Ok(Self { roots }) }
     }
 }
@@ -161,7 +162,7 @@ impl TlsServerOptions {
     }
 }
 
-/// The server side of TLS. Clones share its settings, also after they were [replaced](Self::replace).
+/// The server side of TLS. Clones share their settings: [`replace`](Self::replace) on one of them applies to all.
 #[derive(Clone)]
 pub struct TlsServer {
     acceptor: Arc<RwLock<TlsAcceptor>>,
@@ -200,8 +201,8 @@ impl TlsServer {
         Self { acceptor: Arc::new(RwLock::new(TlsAcceptor::from(config))) }
     }
 
-    /// Uses the settings of another server for all handshakes from now on, for example a renewed certificate. Open connections are
-    /// not affected. TLS sessions of the old settings are not resumed.
+    /// Replaces the settings with those of another server for all handshakes from now on, for example with a renewed certificate. Open
+    /// connections are not affected. TLS sessions of the old settings are not resumed.
     pub fn replace(&self, other: &Self) {
         let acceptor = other.acceptor();
         *self.acceptor.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
@@ -211,7 +212,7 @@ impl TlsServer {
         self.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Performs the handshake with a client. It has no timeout of its own.
+    /// Performs the handshake with a client. There is no timeout except that of the caller.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, socket: S) -> io::Result<server::TlsStream<S>> {
         self.acceptor().accept(socket).await
     }

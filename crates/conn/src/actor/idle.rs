@@ -6,11 +6,12 @@ use tokio::time::Instant;
 
 use super::{Actor, Progress};
 use crate::codec::Codec;
-use crate::timeouts::Due;
+use crate::timeouts::AlarmAction;
 use crate::{CloseReason, Protocol, Tick};
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
-    /// Prepares to wait. Returns whether there is something to do after all, because a timeout or tick was due.
+    /// Prepares to wait for an event: releases buffers, and sets the alarm. If an alarm has fired and a timeout, heartbeat or tick has
+    /// been reached, runs it and returns true.
     pub(super) fn idle(&mut self) -> Progress<P> {
         self.context.publish();
         self.replies.shrink();
@@ -30,19 +31,19 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.take_alarm();
         let had_alarm = std::mem::take(&mut self.watch.had_alarm);
         self.watch_peer();
-        let Some((at, due)) = self.watch.next(&self.shared.timeouts, self.context.since(), self.context.tick_at())
+        let Some((at, action)) = self.watch.next(&self.shared.timeouts, self.context.since(), self.context.tick_at())
         else {
             return Ok(false);
         };
-        // After an alarm the runtime has polled the sockets before it read the clock, so input that has arrived counts first.
+        // The runtime has polled the sockets before it fired the alarm, so input that arrived in time has been read.
         if had_alarm && at <= Instant::now() {
-            return self.time_out(due);
+            return self.run_action(action);
         }
         self.set_alarm(at);
         Ok(false)
     }
 
-    /// Records whether the alarm has fired.
+    /// Takes the signal of the alarm, and records it in `watch.had_alarm`.
     fn take_alarm(&mut self) {
         if self.queues.mailbox.take_alarm() {
             self.alarm = None;
@@ -50,7 +51,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Runs a tick that is due on a connection that is never idle.
+    /// Runs a tick whose time has come, on a connection that is never idle.
     #[cold]
     pub(super) fn tick_while_busy(&mut self) {
         self.take_alarm();
@@ -63,7 +64,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn tick(&mut self) {
-        self.context.tick = None;
+        self.context.next_tick_millis = None;
         if !self.lifecycle.is_serving() {
             return;
         }
@@ -72,7 +73,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Tick::Next { frame, after } => {
                 self.context.tick_within(after);
                 match frame {
-                    Some(frame) if self.holds_pushes() => self.queues.outbox().push_own(frame),
+                    Some(frame) if self.holds_pushes() => self.queues.outbox().push_tick_frame(frame),
                     Some(frame) => self.send_whole(frame),
                     None => {}
                 }
@@ -85,51 +86,52 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Updates the events that the connection waits for, and since when.
+    /// Updates the events that the connection waits for, and the times at which the waits began.
     fn watch_peer(&mut self) {
         let is_serving = self.lifecycle.is_serving();
-        let has_left = self.input.has_ended || self.codec.is_closing();
+        let peer_has_closed = self.input.has_ended || self.codec.is_closing();
         let is_reading = self.may_read_more();
         let has_partial_frame =
             is_reading && !self.input.may_have_frame && self.codec.has_partial_frame(&self.input.bytes);
         let partial_message = self.codec.partial_message().filter(|_| is_reading);
         let is_written = self.is_written();
         let is_answered = self.replies.is_empty() && self.input.parked.is_empty();
-        let expects = is_reading && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
+        let expects_input = is_reading && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
         let may_ping = is_serving && is_written && !self.holds_pushes();
         let watch = &mut self.watch;
         let mut now = None;
-        let mut since = |waits: bool, since: Option<Instant>| {
-            waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
+        let mut since = |is_waiting: bool, since: Option<Instant>| {
+            is_waiting.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
-        watch.first_frame &= is_reading && !self.input.may_have_frame;
+        watch.awaits_first_frame &= is_reading && !self.input.may_have_frame;
         let known = watch.partial_message.as_deref().filter(|(known, _)| Some(*known) == partial_message);
         watch.partial_message =
             partial_message.zip(since(partial_message.is_some(), known.map(|(_, since)| *since))).map(Box::new);
-        watch.frame = since(has_partial_frame, watch.frame);
-        watch.stalled = since(!is_written, watch.stalled);
-        watch.half_closed = since(is_serving && has_left, watch.half_closed.as_deref().copied()).map(Box::new);
-        if expects && !watch.expects_input {
+        watch.frame_since = since(has_partial_frame, watch.frame_since);
+        watch.stalled_since = since(!is_written, watch.stalled_since);
+        watch.half_closed_since =
+            since(is_serving && peer_has_closed, watch.half_closed_since.as_deref().copied()).map(Box::new);
+        if expects_input && !watch.expects_input {
             watch.last_input = Instant::now();
         }
-        watch.expects_input = expects;
+        watch.expects_input = expects_input;
         watch.may_ping = may_ping;
     }
 
-    fn time_out(&mut self, due: Due) -> Progress<P> {
-        match due {
-            Due::Heartbeat { silent } => {
+    fn run_action(&mut self, action: AlarmAction) -> Progress<P> {
+        match action {
+            AlarmAction::Heartbeat { silent } => {
                 self.watch.last_ping = Instant::now();
                 if let Some(frame) = self.shared.protocol.on_idle(silent, &mut self.context) {
                     self.send_whole(frame);
                 }
             }
-            Due::Tick => self.tick(),
+            AlarmAction::Tick => self.tick(),
             // The peer has not read the output, so a last frame would not reach it either.
-            Due::Close(timeout) if !self.lifecycle.is_serving() || !self.is_written() => {
+            AlarmAction::Close(timeout) if !self.lifecycle.is_serving() || !self.is_written() => {
                 return Err(CloseReason::TimedOut(timeout));
             }
-            Due::Close(timeout) => self.close(CloseReason::TimedOut(timeout)),
+            AlarmAction::Close(timeout) => self.close(CloseReason::TimedOut(timeout)),
         }
         Ok(true)
     }

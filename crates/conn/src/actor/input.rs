@@ -23,7 +23,7 @@ use crate::{CloseReason, FrameLike, Protocol, Reply};
 const READ_BUFFER_BYTES: usize = 16 * 1024;
 
 thread_local! {
-    /// Taken while it is used, because reading a socket may run another connection.
+    /// `None` while it is in use. Reading a socket may run another connection, which then allocates its own buffer.
     static READ_BUFFER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Input<F> {
     pub(super) parked: Parked<F>,
     /// The peer has closed its side.
     pub(super) has_ended: bool,
-    /// The bytes may contain a whole frame. If not, decoding waits for more of them.
+    /// The bytes may contain a complete frame. If false, decoding waits for more bytes.
     pub(super) may_have_frame: bool,
 }
 
@@ -87,37 +87,38 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Whether to read. Input is limited while frames wait for requests in flight, or because the peer does not read. A single frame
-    /// may be longer, up to the limit of its codec.
+    /// Whether to read. The read-ahead limit applies while frames wait, because requests are in flight or the peer does not read. A
+    /// single frame may be longer, up to the limit of its codec.
     pub(super) fn may_read_more(&self) -> bool {
-        let Limits { batch, in_flight, .. } = self.shared.limits;
+        let Limits { batch_bytes, max_in_flight, .. } = self.shared.limits;
         let Input { bytes, parked, has_ended, may_have_frame } = &self.input;
-        let waits = *may_have_frame || self.replies.len() >= in_flight || self.batch.len() >= batch;
-        let has_enough = waits && bytes.len() + parked.bytes() >= self.read_ahead();
+        let is_waiting = *may_have_frame || self.replies.len() >= max_in_flight || self.batch.len() >= batch_bytes;
+        let has_enough = is_waiting && bytes.len() + parked.bytes() >= self.read_ahead_limit();
         !has_ended && !has_enough && self.lifecycle.may_read() && !self.codec.is_closing()
     }
 
     /// Returns the limit of bytes that are read ahead of the requests that are being handled.
-    fn read_ahead(&self) -> usize {
+    fn read_ahead_limit(&self) -> usize {
         let own = self.context.input_limit.map_or(usize::MAX, NonZeroUsize::get);
-        self.shared.limits.read_ahead.min(own)
+        self.shared.limits.read_ahead_bytes.min(own)
     }
 
-    /// Handles input that has arrived, after a write error.
-    pub(super) fn handle_arrived(&mut self, context: &mut Context<'_>) {
-        while self.input.bytes.len() < self.shared.limits.read_ahead
+    /// Reads and handles the input that arrived before a write error.
+    pub(super) fn handle_remaining_input(&mut self, context: &mut Context<'_>) {
+        while self.input.bytes.len() < self.shared.limits.read_ahead_bytes
             && matches!(self.input.poll_read(&mut self.socket, context), Poll::Ready(Ok(1..)))
         {}
         self.batch.clear();
         self.handle_input(context, true);
     }
 
-    /// Decodes the input. Handles the frames while the batch `has_capacity`; otherwise they wait, and nothing is added to the batch.
+    /// Decodes the input, and handles the frames. If `has_capacity` is false, the batch is full: the frames wait, and nothing is added
+    /// to the batch.
     pub(super) fn handle_input(&mut self, context: &mut Context<'_>, has_capacity: bool) -> bool {
         let mut progress = false;
         self.input.may_have_frame = !self.input.bytes.is_empty();
         if has_capacity {
-            // For frames that were decoded while the batch was full.
+            // The control frames for input that was decoded while the batch was full.
             self.codec.encode_control(&mut self.batch, false);
         }
         loop {
@@ -141,26 +142,26 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 Ok(None) => {
                     self.input.may_have_frame = false;
                     if self.input.bytes.len() < length {
-                        // The codec has handled a frame of its own.
-                        self.watch.frame = None;
+                        // The codec has consumed a control frame.
+                        self.watch.frame_since = None;
                     }
                 }
                 Ok(Some(frame)) => {
                     progress = true;
                     self.context.counters.frames_in += 1;
-                    self.watch.first_frame = false;
-                    self.watch.frame = None;
+                    self.watch.awaits_first_frame = false;
+                    self.watch.frame_since = None;
                     if has_capacity && self.input.parked.is_empty() && self.may_handle(true) {
                         self.handle(frame, context);
                     } else if self.shared.protocol.on_waiting(&frame, &mut self.context) {
-                        self.input.parked.note_consumed(frame.size());
+                        self.input.parked.add_consumed(frame.size());
                     } else {
                         self.input.parked.push(frame);
                     }
                 }
                 Err(error) => {
                     progress = true;
-                    self.lifecycle.answer(CloseReason::Decode(error));
+                    self.lifecycle.stop_decoding(CloseReason::Decode(error));
                 }
             }
             if has_capacity {
@@ -177,31 +178,31 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
-    /// Whether there may be a whole frame in the input, and it may be decoded: at once, or if the batch has capacity.
-    fn may_decode(&self, at_once: bool) -> bool {
+    /// Whether a frame may be decoded. The batch must have capacity, unless `even_if_full` is true.
+    fn may_decode(&self, even_if_full: bool) -> bool {
         !self.input.bytes.is_empty()
             && self.lifecycle.may_decode()
             && !self.codec.is_closing()
-            && self.input.parked.bytes() < self.read_ahead()
-            && (at_once || self.batch.len() < self.shared.limits.batch)
+            && self.input.parked.bytes() < self.read_ahead_limit()
+            && (even_if_full || self.batch.len() < self.shared.limits.batch_bytes)
     }
 
-    /// Whether another request may be handled.
-    fn may_handle(&self, is_first: bool) -> bool {
-        let Limits { batch, in_flight, ready_bytes, .. } = self.shared.limits;
+    /// Whether another request may be handled. The batch must have capacity, unless `even_if_full` is true.
+    fn may_handle(&self, even_if_full: bool) -> bool {
+        let Limits { batch_bytes, max_in_flight, ready_reply_bytes, .. } = self.shared.limits;
         self.lifecycle.may_handle()
-            && self.replies.len() < in_flight
-            && self.replies.ready_bytes() <= ready_bytes
-            && !self.replies.is_last()
-            && (is_first || self.batch.len() < batch)
-            // The pushes that are held have their turn before the next request.
+            && self.replies.len() < max_in_flight
+            && self.replies.ready_bytes() <= ready_reply_bytes
+            && !self.replies.blocks_requests()
+            && (even_if_full || self.batch.len() < batch_bytes)
+            // Held pushes are written before the next request is handled.
             && !(self.holds_pushes() && self.queues.outbox().is_ready())
     }
 
     fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) {
         self.context.requests += 1;
-        let Self { shared, context: own, .. } = self;
-        match catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
+        let Self { shared, context: connection, .. } = self;
+        match catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, connection))) {
             Err(_) => self.replies.push_panicked(),
             Ok(Reply::None) if self.replies.is_empty() => self.end_request(),
             Ok(Reply::Frame(frame)) if self.replies.is_empty() => {
@@ -215,22 +216,24 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Ok(reply) => self.replies.push(reply, context),
         }
         if self.replies.len() == 1 {
-            // It may be ready, and then the next request goes into the same batch.
+            // If the reply is ready, the next request is handled in the same turn.
             self.gather_replies(context);
         }
     }
 
-    /// Runs the closure of a [`Reply::InTurn`] when all requests before it have been answered. No later request has been handled,
+    /// Calls the closure of a [`Reply::InTurn`]. All requests before it have been answered, and no later request has been handled,
     /// unless a future returned the closure.
     #[cold]
-    pub(super) fn decide(&mut self, decide: ReplyInTurn<P::Frame, P::ProtocolError>) {
+    pub(super) fn call_in_turn(&mut self, closure: ReplyInTurn<P::Frame, P::ProtocolError>) {
+        // During the call, `ConnectionContext::ticket` is that of this request.
         let requests = std::mem::replace(&mut self.context.requests, self.context.answered + 1);
-        let own = &mut self.context;
-        let decided = catch_unwind(AssertUnwindSafe(|| decide(own)));
+        let connection = &mut self.context;
+        let result = catch_unwind(AssertUnwindSafe(|| closure(connection)));
         self.context.requests = requests;
-        self.replies.decided(decided.ok());
+        self.replies.resolve_in_turn(result.ok());
     }
 
+    /// Counts a handler that panicked. Replies with [`Protocol::on_panic`], or closes the connection.
     pub(super) fn answer_panic(&mut self) {
         self.shared.counts.panics.fetch_add(1, Relaxed);
         tracing::error!(connection = %self.context.id(), "request handler panicked");
@@ -243,7 +246,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Completes a request after the last frame of its reply has been encoded.
     pub(super) fn end_request(&mut self) {
         self.context.answered += 1;
-        self.queues.outbox().release(self.context.answered);
+        self.queues.outbox().release_tied(self.context.answered);
         self.shared.protocol.on_command_end(&mut self.context);
     }
 }

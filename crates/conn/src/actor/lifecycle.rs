@@ -41,8 +41,9 @@ pub(super) enum Lifecycle<R> {
     Answering(Box<R>),
     /// Nothing more is handled. Pushes are sent.
     Flushing,
-    /// Nothing more is sent. The output is written; if `waits` is false, a peer that does not read is not waited for.
-    Closing { reason: Box<R>, waits: bool },
+    /// Nothing more is sent, and the output is written. If `waits_for_peer` is false, output that the socket does not accept at once is
+    /// dropped.
+    Closing { reason: Box<R>, waits_for_peer: bool },
     /// Nothing more is written.
     Closed,
     /// The protocol has been notified of the end. The peer may not have closed its side.
@@ -81,7 +82,7 @@ impl<R> Lifecycle<R> {
 
     /// Whether the connection is closing and does not wait for the peer.
     pub(super) fn is_abandoned(&self) -> bool {
-        matches!(self, Self::Closing { waits: false, .. })
+        matches!(self, Self::Closing { waits_for_peer: false, .. })
     }
 
     pub(super) fn is_lingering(&self) -> bool {
@@ -99,7 +100,7 @@ impl<R> Lifecycle<R> {
     }
 
     /// The input cannot be decoded: `Open`, `Draining` → `Answering`.
-    pub(super) fn answer(&mut self, reason: R) {
+    pub(super) fn stop_decoding(&mut self, reason: R) {
         self.advance_if(self.may_decode(), Self::Answering(Box::new(reason)));
     }
 
@@ -109,7 +110,7 @@ impl<R> Lifecycle<R> {
     }
 
     /// Everything is answered: `Answering` → `Flushing`. Returns the reason to close for, if it was in this stage.
-    pub(super) fn take_failure(&mut self) -> Option<R> {
+    pub(super) fn take_decode_error(&mut self) -> Option<R> {
         if matches!(self, Self::Answering(_))
             && let Self::Answering(reason) = std::mem::replace(self, Self::Flushing)
         {
@@ -120,13 +121,13 @@ impl<R> Lifecycle<R> {
 
     /// There is a reason to end: any serving stage → `Closing`.
     pub(super) fn close(&mut self, reason: R) {
-        self.advance_if(self.is_serving(), Self::Closing { reason: Box::new(reason), waits: true });
+        self.advance_if(self.is_serving(), Self::Closing { reason: Box::new(reason), waits_for_peer: true });
     }
 
     /// Stops waiting for the peer, if the connection is `Closing`.
     pub(super) fn abandon(&mut self) {
-        if let Self::Closing { waits, .. } = self {
-            *waits = false;
+        if let Self::Closing { waits_for_peer, .. } = self {
+            *waits_for_peer = false;
         }
     }
 
@@ -171,7 +172,7 @@ mod tests {
             Lifecycle::Draining,
             Lifecycle::Answering(Box::new("decode")),
             Lifecycle::Flushing,
-            Lifecycle::Closing { reason: Box::new("peer"), waits: true },
+            Lifecycle::Closing { reason: Box::new("peer"), waits_for_peer: true },
             Lifecycle::Closed,
             Lifecycle::Lingering(Box::new(linger())),
             Lifecycle::Ended,
@@ -190,12 +191,12 @@ mod tests {
             stage.start();
         },
         |stage| stage.drain(),
-        |stage| stage.answer("decode"),
+        |stage| stage.stop_decoding("decode"),
         |stage| {
             stage.flush();
         },
         |stage| {
-            stage.take_failure();
+            stage.take_decode_error();
         },
         |stage| stage.close("handler"),
         |stage| stage.abandon(),
@@ -275,14 +276,14 @@ mod tests {
         let mut stage = Lifecycle::Open;
         stage.drain();
         assert!(stage.may_decode() && !stage.may_read());
-        stage.answer("decode");
+        stage.stop_decoding("decode");
         stage.drain();
         assert!(stage.may_handle() && !stage.may_decode());
         assert!(stage.flush());
         assert!(stage.is_serving() && !stage.may_handle());
         stage.drain();
-        stage.answer("decode");
+        stage.stop_decoding("decode");
         assert!(!stage.flush() && matches!(stage, Lifecycle::Flushing));
-        assert_eq!(stage.take_failure(), None);
+        assert_eq!(stage.take_decode_error(), None);
     }
 }

@@ -1,8 +1,8 @@
-//! The end of a stream.
+//! Lingering: closing a socket so that the peer receives the last frames.
 //!
-//! A connection that has ended lingers half-closed until the peer closes its side or [`Timeouts::linger`](crate::Timeouts::linger)
-//! has passed. A socket that is closed with unread bytes is reset, and the peer may lose the last frames; so further input is read
-//! and discarded. The protocol is notified of the end before that.
+//! A connection that has ended closes its side of the socket, and waits until the peer closes its side or
+//! [`Timeouts::linger`](crate::Timeouts::linger) has passed. Further input is read and discarded: a socket that is closed with unread
+//! bytes is reset, and the peer may lose the last frames. The protocol is notified of the end before the connection lingers.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -21,13 +21,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Releases everything that lingering does not need, and sets the alarm for its deadline.
     pub(super) fn prepare_to_linger(&mut self, deadline: Instant) {
         self.batch = Batch::default();
-        self.release();
+        self.discard_unencoded();
         self.record_held();
         self.set_alarm(deadline);
     }
 
     pub(super) fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.register(context);
+        self.register_waker(context);
         let Lifecycle::Lingering(mut linger) = std::mem::replace(&mut self.lifecycle, Lifecycle::Ended) else {
             return Poll::Ready(());
         };

@@ -1,4 +1,4 @@
-//! The actor of one connection: it owns the socket for life, and reads and writes it in one task.
+//! The actor of one connection. It is a task that owns the socket, reads it and writes it.
 //!
 //! # The path of a frame
 //!
@@ -6,9 +6,9 @@
 //!    (`tls.rs`, `websocket/`).
 //! 2. The actor reads into a buffer that all connections of a thread share, so an idle connection holds no buffer (`input`).
 //! 3. The codec takes a whole frame out of the input. The body is split off, not copied.
-//! 4. The application's [`Protocol`] answers with frames, or with a future or stream that the actor polls. `replies` keeps the
+//! 4. The application's [`Protocol`] replies with frames, or with a future or stream that the actor polls. `replies` keeps the
 //!    replies in the order of the requests.
-//! 5. The outbox takes the frames that other tasks push (`outbox/`, `push.rs`).
+//! 5. The outbox has the frames that other tasks push (`outbox/`, `push.rs`).
 //! 6. The actor gathers pushes and replies into one batch, writes it, and flushes once (`sending`, `batch.rs`).
 //! 7. When there is nothing to do, the actor is idle (`idle`): it releases its buffers, and sets an alarm if it waits for the
 //!    peer (`alarms.rs`, `timeouts.rs`).
@@ -17,19 +17,20 @@
 //!
 //! # Fairness
 //!
-//! Pushes, replies and input are served in the order that the protocol chooses. Each has a share of every turn that began with
-//! capacity in the batch: while others wait, pushes or replies that come first fill at most three quarters of it, and every kind
-//! gets at least one frame. So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
+//! The actor works in turns. In a turn it gathers pushes and replies into the batch, handles input, writes and reads. The protocol
+//! chooses whether pushes or replies come first. In every turn that begins with capacity in the batch, pushes, replies and requests
+//! get at least one frame each. Pushes or replies, whichever come first, fill at most three quarters of the batch while others wait.
+//! So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
 //!
-//! A peer that does not read fills the batch. Then the actor takes nothing from the outbox, whose pushers wait, and handles no
-//! request. It still decodes input, up to the read-ahead limit: a frame that only shows that the peer is alive is reported to the
-//! protocol ([`Protocol::on_waiting`]), and the other frames wait. The codec's control frames are encoded when the batch has
-//! capacity again.
+//! If a peer does not read, the batch becomes full. Then the actor takes nothing from the outbox, pushers wait, and no request is
+//! handled. The actor still decodes input, up to the read-ahead limit, and passes each frame to [`Protocol::on_waiting`], which can
+//! consume a heartbeat; other frames wait. The codec's control frames are encoded when the batch has capacity again.
 //!
 //! # Timeouts
 //!
-//! Timeouts are checked only after an alarm, because by then the runtime has polled the sockets and input that has arrived counts
-//! first. Ticks are the exception: a connection that is never idle runs them when it yields to other tasks.
+//! Timeouts are checked only after an alarm has fired and the connection is idle. By then the runtime has polled the sockets, so
+//! input that has arrived is read before a timeout is detected. Ticks are the exception: a connection that is never idle runs them
+//! when it yields to other tasks.
 
 mod idle;
 mod input;
@@ -55,14 +56,14 @@ use crate::codec::Codec;
 use crate::memory::STEP_BYTES;
 use crate::push::PushQueues;
 use crate::supervisor::{ShutdownPhase, SupervisorShared};
-use crate::timeouts::{Watch, later};
+use crate::timeouts::{Watch, saturating_add};
 use crate::{CloseReason, ConnectionContext, Protocol, ServiceOrder};
 
-/// After this many turns the actor yields to other tasks.
+/// The actor yields to other tasks after this many turns.
 const MAX_TURNS_PER_POLL: usize = 16;
-/// After this many batches too: a peer that reads as fast as it is written to must not keep the thread for itself.
+/// The actor also yields after it has written this many batches, so that a peer that reads fast does not occupy the thread.
 const MAX_BATCHES_PER_POLL: u64 = 4;
-/// Limit of the frames of a kind that are gathered in a turn, in case they have no bytes.
+/// Limit of the pushes, and of the replies, that are gathered in a turn. It applies to empty frames, which never fill the batch.
 const MAX_FRAMES_PER_TURN: usize = 4096;
 /// An estimate of the bytes that a codec adds to a small frame.
 const FRAME_OVERHEAD_BYTES: usize = 8;
@@ -70,14 +71,14 @@ const FRAME_OVERHEAD_BYTES: usize = 8;
 /// The limits of an actor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// The number of bytes that are gathered before they are written.
-    pub(crate) batch: usize,
-    /// The number of bytes that are read ahead of the requests that are being handled.
-    pub(crate) read_ahead: usize,
-    /// The number of requests that are handled at once.
-    pub(crate) in_flight: usize,
-    /// The number of bytes of replies that may be ready before their turn. Above it no further request is handled.
-    pub(crate) ready_bytes: usize,
+    /// The size of a batch. No frame is added to a larger one.
+    pub(crate) batch_bytes: usize,
+    /// Limit of the input that is read ahead of the requests in flight.
+    pub(crate) read_ahead_bytes: usize,
+    /// Limit of the requests that are handled concurrently.
+    pub(crate) max_in_flight: usize,
+    /// Limit of the replies that are ready before their turn. Above it no further request is handled.
+    pub(crate) ready_reply_bytes: usize,
 }
 
 pub(crate) struct Actor<P: Protocol, S> {
@@ -96,11 +97,11 @@ pub(crate) struct Actor<P: Protocol, S> {
     watch: Watch,
     /// The time of the alarm that is set.
     alarm: Option<Instant>,
-    /// The waker that the mailbox has.
+    /// A clone of the waker in the mailbox.
     waker: Option<Waker>,
     /// The phase of a shutdown that the actor has entered.
     phase: ShutdownPhase,
-    /// The protocol has yet to announce the shutdown to the peer.
+    /// The protocol has not yet announced the shutdown to the peer.
     must_announce_shutdown: bool,
     /// The last poll let other connections run first because the memory limit is exceeded.
     has_yielded: bool,
@@ -163,7 +164,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 self.end(&reason, None);
                 return Poll::Ready(());
             }
-            let deadline = later(Instant::now(), self.shared.timeouts.linger);
+            let deadline = saturating_add(Instant::now(), self.shared.timeouts.linger);
             self.end(&reason, Some(Linger { deadline, is_shut_down: false, discarded: 0 }));
             self.prepare_to_linger(deadline);
         }
@@ -181,8 +182,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
-        self.register(context);
-        // Connections that are being closed run first and release their memory. Yields once, so that no connection waits for another.
+        self.register_waker(context);
+        // Above the memory limit, connections that are being closed run first and release their memory. Yields only once, so that no
+        // connection waits for another.
         self.has_yielded = !self.has_yielded && self.context.is_memory_exceeded() && !self.queues.mailbox.has_signals();
         if self.has_yielded {
             context.waker().wake_by_ref();
@@ -193,11 +195,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         let written = self.context.counters.bytes_out;
         for _ in 0..MAX_TURNS_PER_POLL {
-            if self.context.counters.bytes_out - written > MAX_BATCHES_PER_POLL * self.shared.limits.batch as u64 {
+            if self.context.counters.bytes_out - written > MAX_BATCHES_PER_POLL * self.shared.limits.batch_bytes as u64
+            {
                 break;
             }
             match self.turn_or_idle(context) {
-                // If the output of a closing connection cannot be written, the first reason is kept.
+                // If the connection was already closing, its first reason is kept.
                 Err(reason) => return Poll::Ready(self.lifecycle.take_reason().unwrap_or(reason)),
                 Ok(false) => return Poll::Pending,
                 Ok(true) => {}
@@ -211,7 +214,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 break;
             }
         }
-        if self.context.tick.is_some() {
+        if self.context.next_tick_millis.is_some() {
             self.tick_while_busy();
         }
         context.waker().wake_by_ref();
@@ -230,7 +233,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     /// Stores the waker of this task in the mailbox. It rarely changes, so the cost is a comparison.
-    fn register(&mut self, context: &Context<'_>) {
+    fn register_waker(&mut self, context: &Context<'_>) {
         if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
             self.queues.mailbox.set_waker(Some(context.waker().clone()));
             self.waker = Some(context.waker().clone());
@@ -247,25 +250,25 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 return Err(CloseReason::MemoryLimit);
             }
             self.close(CloseReason::MemoryLimit);
-            self.release();
+            self.discard_unencoded();
         }
         if self.queues.mailbox.is_close_requested() && self.lifecycle.flush() {
             self.replies.clear();
         }
         if self.queues.mailbox.take_wake_request() && self.lifecycle.is_serving() {
-            // The next turn with capacity looks at the outbox anyway: a push from the hook need not wake this task.
+            // Set before the hook runs, so that a push by the hook does not wake this task: the next turn reads the outbox anyway.
             self.queues.outbox().set_ready();
             self.shared.protocol.on_wake(&mut self.context);
         }
         Ok(())
     }
 
-    /// Drops all input, replies and pushes that are not yet encoded. The connection is ending.
-    fn release(&mut self) {
+    /// Drops all input, replies and pushes that are not yet encoded, because the connection is ending.
+    fn discard_unencoded(&mut self) {
         self.input.clear();
         self.replies.clear();
         self.queues.outbox().close();
-        self.lose_unfinished();
+        self.drop_unfinished();
         self.unfinished.reply = None;
     }
 
@@ -290,7 +293,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.phase = phase;
         if phase == ShutdownPhase::Closing {
             self.context.set_closing();
-            self.queues.outbox().refuse();
+            self.queues.outbox().stop_accepting();
             self.lifecycle.drain();
         }
         Ok(())
@@ -307,7 +310,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.close_silently(reason);
     }
 
-    /// Closes the connection with this last frame, or with [`Protocol::last_frame`].
+    /// Closes the connection with the frame `last`, or with [`Protocol::last_frame`] if it is `None`.
     fn close_with(&mut self, last: Option<P::Frame>, reason: CloseReason<P>) {
         match last {
             Some(last) => {
@@ -329,7 +332,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn turn(&mut self, context: &mut Context<'_>) -> Progress<P> {
-        let has_capacity = self.batch.len() < self.shared.limits.batch;
+        let has_capacity = self.batch.len() < self.shared.limits.batch_bytes;
         let mut progress = false;
         if self.lifecycle.is_serving() {
             if has_capacity {
@@ -352,7 +355,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Ok(written) => progress |= written,
             Err(reason) => {
                 if P::HANDLE_INPUT_AFTER_WRITE_ERROR {
-                    self.handle_arrived(context);
+                    self.handle_remaining_input(context);
                 }
                 return Err(reason);
             }
@@ -367,13 +370,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(progress || !self.lifecycle.is_serving() && self.is_written())
     }
 
-    /// Whether everything is done until something arrives. The input has no whole frame.
+    /// Whether there is nothing to do until a new event. The input has no complete frame then.
     fn is_quiet(&self) -> bool {
         let Input { parked, has_ended, may_have_frame, .. } = &self.input;
         let is_handled =
             !may_have_frame && !self.must_announce_shutdown && self.replies.is_empty() && parked.is_empty();
-        let goes_on = !has_ended && self.lifecycle.may_read() && !self.codec.is_closing();
-        is_handled && goes_on && !self.queues.outbox().is_ready() && self.is_written()
+        let is_open = !has_ended && self.lifecycle.may_read() && !self.codec.is_closing();
+        is_handled && is_open && !self.queues.outbox().is_ready() && self.is_written()
     }
 
     /// Whether pushes wait because replies must not be interrupted, and one is in progress.
@@ -400,17 +403,17 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         let is_sent = self.unfinished.reply.is_none();
         let is_answered = is_sent && self.replies.is_empty() && self.input.parked.is_empty();
-        if is_answered && let Some(reason) = self.lifecycle.take_failure() {
+        if is_answered && let Some(reason) = self.lifecycle.take_decode_error() {
             self.close(reason);
             self.codec.encode_control(&mut self.batch, true);
             return true;
         }
-        let peer_left = self.codec.is_closing();
-        if peer_left && is_answered {
+        let peer_is_closing = self.codec.is_closing();
+        if peer_is_closing && is_answered {
             self.codec.encode_control(&mut self.batch, true);
         }
         if self.codec.is_closed() {
-            self.close_silently(if peer_left { CloseReason::Peer } else { CloseReason::Handle });
+            self.close_silently(if peer_is_closing { CloseReason::Peer } else { CloseReason::Handle });
             return true;
         }
         let is_handled = is_answered && !self.input.may_have_frame;
@@ -435,13 +438,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         true
     }
 
-    /// Returns the bytes of a batch that the kind which is served first may fill.
-    fn share(&self, others_wait: bool) -> usize {
-        let batch = self.shared.limits.batch;
+    /// Returns the size up to which pushes or replies may fill the batch: three quarters of it if others wait.
+    fn batch_limit(&self, others_wait: bool) -> usize {
+        let batch = self.shared.limits.batch_bytes;
         if others_wait { batch / 4 * 3 } else { batch }
     }
 
-    /// Encodes queued pushes. Returns whether there were any. A connection without pushes pays one load.
+    /// Encodes queued pushes. Returns whether there were any. Costs one load if there are none.
     #[inline]
     fn gather_pushes(&mut self) -> bool {
         if !self.queues.outbox().is_ready() {
@@ -456,9 +459,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if !self.lifecycle.is_serving() || self.holds_pushes() || !self.queues.outbox().take_ready() {
             return false;
         }
-        let limit = self.share(!self.replies.is_empty() || !self.input.bytes.is_empty());
-        let (frames, bytes) = self.queues.outbox().in_lanes();
-        // Reserved at once, so that the batch does not grow step by step. Larger frames are rarely copied.
+        let limit = self.batch_limit(!self.replies.is_empty() || !self.input.bytes.is_empty());
+        let (frames, bytes) = self.queues.outbox().lane_totals();
+        // Reserves the capacity for small frames at once. Larger frames are rarely copied.
         if frames > 1 && bytes / frames < Batch::MIN_SHARED_BYTES {
             self.batch.reserve((bytes + frames * FRAME_OVERHEAD_BYTES).min(limit));
         }
@@ -487,7 +490,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
-    /// Notifies the protocol if the outbox is drained. The hook may push, so there is another turn.
+    /// Notifies the protocol if the outbox is drained. Returns whether it was, because the hook may push.
     fn report_drained(&mut self) -> bool {
         let is_drained = self.queues.outbox().take_drained();
         if is_drained {
@@ -498,7 +501,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Encodes replies that are ready. Returns whether there were any.
     fn gather_replies(&mut self, context: &mut Context<'_>) -> bool {
-        let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox().is_ready());
+        let limit = self.batch_limit(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox().is_ready());
         let mut progress = false;
         for _ in 0..MAX_FRAMES_PER_TURN {
             if progress && self.batch.len() >= limit || !self.lifecycle.is_serving() {
@@ -513,7 +516,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             progress = true;
             match step {
                 ReplyStep::Frame(frame) => self.send(frame, FrameKind::Reply),
-                ReplyStep::Decide(decide) => self.decide(decide),
+                ReplyStep::InTurn(closure) => self.call_in_turn(closure),
                 ReplyStep::End => self.end_request(),
                 ReplyStep::Panicked => self.answer_panic(),
                 ReplyStep::Close(None) => {
@@ -543,24 +546,24 @@ impl<P: Protocol, S> Actor<P, S> {
         }
     }
 
-    /// Counts pushes that were encoded in part as unsent.
-    fn lose_unfinished(&mut self) {
+    /// Drops pushes that were encoded in part, and counts them as unsent.
+    fn drop_unfinished(&mut self) {
         let Unfinished { high, low, .. } = &mut self.unfinished;
         for unfinished in [high.take(), low.take()].into_iter().flatten() {
-            self.queues.outbox().lose(unfinished.0);
+            self.queues.outbox().count_unsent(unfinished.0);
         }
     }
 
     /// Ends the connection, and notifies the protocol once.
     fn end(&mut self, reason: &CloseReason<P>, linger: Option<Linger>) {
         self.queues.outbox().close();
-        self.lose_unfinished();
+        self.drop_unfinished();
         if !self.lifecycle.end(linger) {
             return;
         }
         let Self { shared, context, .. } = self;
-        shared.counts.ended(reason.label());
-        context.settle(&shared.counts.traffic);
+        shared.counts.count_ended(reason.label());
+        context.add_traffic_to(&shared.counts.traffic);
         tracing::debug!(connection = %context.id(), %reason, "connection ended");
         if catch_unwind(AssertUnwindSafe(|| shared.protocol.on_connection_closed(reason, context))).is_err() {
             tracing::error!(connection = %context.id(), "on_connection_closed panicked");
@@ -573,7 +576,7 @@ impl<P: Protocol, S> Drop for Actor<P, S> {
     fn drop(&mut self) {
         self.record(0);
         self.end(&CloseReason::Dropped, None);
-        // The waker keeps the whole task alive, and a handle may be kept for long.
+        // A waker keeps the whole task alive, and a handle may live longer than the connection.
         self.queues.mailbox.set_waker(None);
         if let Some(alarm) = self.alarm {
             self.shared.alarms.cancel(self.context.id(), alarm);

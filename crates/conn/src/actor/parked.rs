@@ -1,4 +1,4 @@
-//! Frames that were read and wait until their requests may be handled.
+//! The queue of frames that were decoded and wait until their requests may be handled.
 
 use std::collections::VecDeque;
 
@@ -6,18 +6,18 @@ use crate::FrameLike;
 
 /// Decoded frames that wait for their turn. An empty queue has no allocation.
 ///
-/// A frame is a slice of the read buffer and keeps all of it in memory. So it also counts the input that was consumed after it
-/// without adding another frame: a peer cannot make a few small frames hold much memory.
+/// A frame is a slice of the input buffer and keeps the whole buffer in memory. Input that is consumed after a frame without adding
+/// another one therefore counts as part of the frame, so that a few small frames cannot keep much memory.
 pub(super) struct Parked<F>(Option<Box<ParkedFrames<F>>>);
 
 struct ParkedFrames<F> {
-    /// Each with the bytes that it counts as.
+    /// Each frame with the number of bytes that it counts as.
     frames: VecDeque<(F, usize)>,
     bytes: usize,
 }
 
 impl<F: FrameLike> Parked<F> {
-    /// Appends a frame. Its entry in the queue counts too, in case it has no bytes.
+    /// Appends a frame. The size of its queue entry counts too, so that empty frames are limited.
     pub(super) fn push(&mut self, frame: F) {
         let parked = self.0.get_or_insert_with(|| Box::new(ParkedFrames { frames: VecDeque::new(), bytes: 0 }));
         let bytes = frame.size().saturating_add(size_of::<(F, usize)>());
@@ -25,8 +25,8 @@ impl<F: FrameLike> Parked<F> {
         parked.frames.push_back((frame, bytes));
     }
 
-    /// Records that input was consumed behind the last frame.
-    pub(super) fn note_consumed(&mut self, bytes: usize) {
+    /// Counts input that was consumed after the last frame as part of that frame.
+    pub(super) fn add_consumed(&mut self, bytes: usize) {
         if let Some(parked) = &mut self.0
             && let Some(last) = parked.frames.back_mut()
         {

@@ -1,11 +1,11 @@
 //! Replies that are not complete, in the order of their requests.
 //!
-//! Futures are polled whatever their position, so requests in flight make progress together; a reply that is ready early waits
-//! here. Streams are polled only when it is their turn, because their frames would have to be stored until then. The closure of
+//! All futures are polled, so that requests in flight make progress together. A reply that is ready before its turn is kept here.
+//! Streams are polled only in their turn, because their frames would have to be stored until then. The closure of a
 //! [`Reply::InTurn`] is called by the actor, with the context of the connection.
 //!
-//! A future that is polled ahead of its turn has a waker of its own, which records that it is worth polling. So when one of a
-//! thousand requests in flight is ready, the others are not polled.
+//! A future that is polled before its turn has its own waker, which records that the future was woken. So when one of a thousand
+//! requests in flight is ready, the others are not polled.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ pub(super) struct Replies<P: Protocol> {
 }
 
 enum PendingReply<P: Protocol> {
-    /// The frames that are left. Without any, the reply is complete.
+    /// The remaining frames. If there are none, the reply is complete.
     Frames(VecDeque<P::Frame>),
     Future(ReplyFuture<P::Frame, P::ProtocolError>, Option<Arc<ReplyWaker>>),
     Stream(ReplyStream<P::Frame, P::ProtocolError>),
@@ -36,21 +36,21 @@ enum PendingReply<P: Protocol> {
 /// The next step of the replies.
 pub(super) enum ReplyStep<P: Protocol> {
     Frame(P::Frame),
-    /// The closure is to be called now, and its result passed to [`Replies::decided`].
-    Decide(ReplyInTurn<P::Frame, P::ProtocolError>),
+    /// The closure must be called now, and its result passed to [`Replies::resolve_in_turn`].
+    InTurn(ReplyInTurn<P::Frame, P::ProtocolError>),
     /// The reply is complete.
     End,
     /// The reply panicked. An [`End`](Self::End) follows.
     Panicked,
-    /// The connection is to be closed.
+    /// The connection must be closed, with this last frame if there is one.
     Close(Option<P::Frame>),
     /// The reply failed.
     Failed(P::ProtocolError),
 }
 
-/// The waker of a future that is polled ahead of its turn.
+/// The waker of a future that is polled before its turn.
 struct ReplyWaker {
-    /// The future is worth polling again.
+    /// The future has been woken since it was last polled.
     is_set: AtomicBool,
     actor: Waker,
 }
@@ -84,8 +84,8 @@ impl<P: Protocol> Replies<P> {
         self.ready_bytes
     }
 
-    /// Whether no request may be handled after the last reply: it ends the connection, or its closure must be called first.
-    pub(super) fn is_last(&self) -> bool {
+    /// Whether the last reply blocks further requests, because it ends the connection or its closure must be called first.
+    pub(super) fn blocks_requests(&self) -> bool {
         matches!(self.queue.back(), Some(PendingReply::Close(_) | PendingReply::Failed(_) | PendingReply::InTurn(_)))
     }
 
@@ -105,7 +105,7 @@ impl<P: Protocol> Replies<P> {
     }
 
     /// Sets the first reply to the result of its closure, or to a panic.
-    pub(super) fn decided(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
+    pub(super) fn resolve_in_turn(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
         if let Some(first) = self.queue.front_mut() {
             *first = reply.map_or(PendingReply::Panicked, PendingReply::from);
             self.ready_bytes += first.ready_bytes();
@@ -120,9 +120,9 @@ impl<P: Protocol> Replies<P> {
         }
     }
 
-    /// Returns the next step of the first reply, or none if there is no reply. If the peer is leaving, streams end, because they
-    /// might not end by themselves.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, peer_leaves: bool) -> Poll<Option<ReplyStep<P>>> {
+    /// Returns the next step of the first reply, or `None` if there is no reply. If `peer_is_closing`, streams are cut off, because they
+    /// may be endless.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, peer_is_closing: bool) -> Poll<Option<ReplyStep<P>>> {
         let Some(first) = self.queue.front_mut() else { return Poll::Ready(None) };
         let complete = || PendingReply::Frames(VecDeque::new());
         let step = loop {
@@ -134,13 +134,13 @@ impl<P: Protocol> Replies<P> {
                 PendingReply::Future(future, _) => {
                     match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
-                        Ok(Poll::Ready(reply)) => *first = PendingReply::of(reply),
+                        Ok(Poll::Ready(reply)) => *first = PendingReply::from_result(reply),
                         Err(_) => *first = PendingReply::Panicked,
                     }
                     self.ready_bytes += first.ready_bytes();
                     continue;
                 }
-                PendingReply::Stream(_) if peer_leaves => None,
+                PendingReply::Stream(_) if peer_is_closing => None,
                 PendingReply::Stream(stream) => {
                     match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
@@ -154,7 +154,7 @@ impl<P: Protocol> Replies<P> {
                     }
                 }
                 PendingReply::InTurn(_) => match std::mem::replace(first, complete()) {
-                    PendingReply::InTurn(decide) => Some(ReplyStep::Decide(decide)),
+                    PendingReply::InTurn(closure) => Some(ReplyStep::InTurn(closure)),
                     _ => None,
                 },
                 PendingReply::Panicked => {
@@ -193,7 +193,7 @@ impl<P: Protocol> Replies<P> {
 }
 
 impl<P: Protocol> PendingReply<P> {
-    /// Returns the size of its frames.
+    /// Returns the size of the frames that are ready.
     fn ready_bytes(&self) -> usize {
         match self {
             Self::Frames(frames) => frames.iter().map(FrameLike::size).sum(),
@@ -202,15 +202,16 @@ impl<P: Protocol> PendingReply<P> {
         }
     }
 
-    fn of(reply: Result<Reply<P::Frame, P::ProtocolError>, P::ProtocolError>) -> Self {
+    fn from_result(reply: Result<Reply<P::Frame, P::ProtocolError>, P::ProtocolError>) -> Self {
         reply.map_or_else(Self::Failed, Self::from)
     }
 
+    /// Polls a future that is not first, if it has been woken or was never polled.
     fn poll_ahead(&mut self, context: &mut Context<'_>) {
-        let Self::Future(future, flag) = self else { return };
-        let known = flag.take().filter(|flag| flag.actor.will_wake(context.waker()));
-        if known.as_ref().is_some_and(|flag| !flag.is_set.swap(false, SeqCst)) {
-            *flag = known;
+        let Self::Future(future, reply_waker) = self else { return };
+        let known = reply_waker.take().filter(|waker| waker.actor.will_wake(context.waker()));
+        if known.as_ref().is_some_and(|waker| !waker.is_set.swap(false, SeqCst)) {
+            *reply_waker = known;
             return;
         }
         let current = known
@@ -218,8 +219,8 @@ impl<P: Protocol> PendingReply<P> {
         let waker = Waker::from(Arc::clone(&current));
         let mut context = Context::from_waker(&waker);
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context))) {
-            Ok(Poll::Pending) => *flag = Some(current),
-            Ok(Poll::Ready(reply)) => *self = Self::of(reply),
+            Ok(Poll::Pending) => *reply_waker = Some(current),
+            Ok(Poll::Ready(reply)) => *self = Self::from_result(reply),
             Err(_) => *self = Self::Panicked,
         }
     }
@@ -233,7 +234,7 @@ impl<P: Protocol> From<Reply<P::Frame, P::ProtocolError>> for PendingReply<P> {
             Reply::Frames(frames) => Self::Frames(frames.into()),
             Reply::Future(future) => Self::Future(future, None),
             Reply::Stream(stream) => Self::Stream(stream),
-            Reply::InTurn(decide) => Self::InTurn(decide),
+            Reply::InTurn(closure) => Self::InTurn(closure),
             Reply::Close(frame) => Self::Close(frame),
         }
     }

@@ -64,13 +64,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Ok(Some(position)) => *self.unfinished.of(kind) = Some(Box::new((frame, position))),
             Err(error) => {
                 if matches!(kind, FrameKind::Push(_)) {
-                    self.queues.outbox().lose(frame);
+                    self.queues.outbox().count_unsent(frame);
                 }
                 self.close(CloseReason::Encode(error));
             }
         }
     }
 
+    /// Encodes the next part of an unfinished frame.
     pub(super) fn send_next_part(&mut self, kind: FrameKind) {
         let unfinished = self.unfinished.of(kind);
         let Some((frame, position)) = unfinished.as_deref_mut() else { return };
@@ -84,12 +85,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Encodes a frame in one part, so that no other frame comes before its end.
+    /// Encodes a whole frame at once, so that no other frame is written between its parts.
     pub(super) fn send_whole(&mut self, mut frame: P::Frame) {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
         match self.codec.encode(&frame, &mut self.batch) {
             Ok(()) => self.context.counters.frames_out += 1,
-            // Without a last frame, because this frame may be the last one.
+            // Closes without a last frame, because this frame may be the last frame.
             Err(error) => {
                 tracing::warn!(connection = %self.context.id(), %error, "frame cannot be encoded");
                 self.lifecycle.close(CloseReason::Encode(error));
@@ -117,8 +118,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.batch.advance(written);
                     self.context.counters.bytes_out += written as u64;
                     self.needs_flush = true;
-                    self.watch.stalled = None;
-                    self.watch.half_closed = None;
+                    self.watch.stalled_since = None;
+                    self.watch.half_closed_since = None;
                     progress = true;
                 }
             }

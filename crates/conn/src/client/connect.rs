@@ -35,8 +35,7 @@ impl<S> Connected<S> {
 }
 
 impl<S> Connected<S> {
-    /// Returns the connection if nothing has been read from it, and an error otherwise: in TLS and WebSocket handshakes the client
-    /// sends first.
+    /// Returns the connection, or an error if bytes have been read from it: in a TLS or WebSocket handshake the client sends first.
     pub(crate) fn without_early_data(self) -> io::Result<Self> {
         if self.already_read.is_empty() {
             return Ok(self);

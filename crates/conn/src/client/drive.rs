@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::request::Responder;
 use super::{ClientOptions, ClientProtocol, Connect, Connected, Incoming, Pushed, RequestError};
 use crate::codec::{Batch, Codec, EncodePosition};
-use crate::push::Lost;
+use crate::push::LossReason;
 use crate::sync::lock;
 use crate::{CloseReason, ConnectionContext, FrameLike, Protocol, PushHandle, Reply, Shutdown, Supervisor};
 
@@ -30,7 +30,7 @@ pub(super) struct Outgoing<F> {
     expected_reply: Cell<ExpectedReply<F>>,
 }
 
-/// The reply that is expected to a frame.
+/// Whether the server replies to a frame, and what happens with the reply.
 #[derive(Default)]
 enum ExpectedReply<F> {
     /// The server does not reply.
@@ -51,10 +51,10 @@ impl<F> Outgoing<F> {
         Self { frame, number: 0, expected_reply: Cell::default() }
     }
 
-    /// Returns the frame, which is lost. If it was dropped because the queue is full, its request ends with
+    /// Returns the frame of a lost push. If the frame was dropped because the queue is full, its request ends with
     /// [`RequestError::QueueFull`].
-    pub(super) fn into_lost(self, lost: Lost) -> F {
-        if let (Lost::Dropped { .. }, ExpectedReply::Caller(responder)) = (lost, self.expected_reply.take()) {
+    pub(super) fn into_lost_frame(self, reason: LossReason) -> F {
+        if let (LossReason::Dropped { .. }, ExpectedReply::Caller(responder)) = (reason, self.expected_reply.take()) {
             responder.fail(RequestError::QueueFull);
         }
         self.frame
@@ -75,8 +75,8 @@ pub(super) enum LinkState<F: FrameLike> {
     Closed,
 }
 
-/// The codec of the protocol, which also registers the receiver of the reply when a request is encoded. It skips cancelled requests.
-/// If a request cannot be encoded, only its caller gets an error, and the connection goes on.
+/// A codec that wraps the codec of the protocol. It registers the receiver of the reply when a request is encoded, and skips cancelled
+/// requests. If a request cannot be encoded, only its caller gets an error, and the connection goes on.
 pub(super) struct ClientCodec<C: Codec> {
     codec: C,
     table: SharedTable<C::Frame>,
@@ -156,7 +156,7 @@ impl<C: Codec> Codec for ClientCodec<C> {
 /// Runs a [`ClientProtocol`] as the [`Protocol`] of a connection actor.
 pub(super) struct ClientAdapter<P: ClientProtocol> {
     protocol: P,
-    /// `None` when the client does not connect again, so that the receiver of pushes ends.
+    /// `None` when the client does not connect again, which ends the receiver of pushes.
     pushes: Mutex<Option<mpsc::Sender<Pushed<P::Frame>>>>,
     link: watch::Sender<LinkState<P::Frame>>,
     /// The table of the connection that is being set up. Its codec is created before `on_connection_setup` is called.
@@ -186,11 +186,12 @@ impl<P: ClientProtocol> ClientAdapter<P> {
         self.unexpected_replies.load(Relaxed)
     }
 
-    fn answer(&self, receiver: Option<ReplyReceiver<P::Frame>>, reply: P::Frame) {
+    /// Passes a reply to its receiver. Counts it if it was not expected.
+    fn deliver(&self, receiver: Option<ReplyReceiver<P::Frame>>, reply: P::Frame) {
         let is_expected = match receiver {
             None => false,
             Some(ReplyReceiver::Discard) => true,
-            Some(ReplyReceiver::Caller(responder)) => responder.answer(reply),
+            Some(ReplyReceiver::Caller(responder)) => responder.deliver(reply),
         };
         if !is_expected {
             self.unexpected_replies.fetch_add(1, Relaxed);
@@ -199,9 +200,9 @@ impl<P: ClientProtocol> ClientAdapter<P> {
 
     /// Wraps a frame that the protocol itself sends: a greeting or a ping.
     fn protocol_frame(&self, frame: P::Frame) -> Outgoing<P::Frame> {
-        let is_answered = self.protocol.is_answered(&frame);
+        let expects_reply = self.protocol.expects_reply(&frame);
         let outgoing = Outgoing::without_reply(frame);
-        if is_answered {
+        if expects_reply {
             outgoing.expected_reply.set(ExpectedReply::Discarded);
         }
         outgoing
@@ -229,8 +230,8 @@ enum ReplyReceiver<F> {
 /// The replies that are expected on a connection.
 struct InFlightTable<F> {
     by_number: HashMap<u64, ReplyReceiver<F>>,
-    /// The numbers of the requests, in the order in which they were sent. Numbers that were answered out of order are removed only
-    /// when there are many.
+    /// The numbers of the requests, in the order in which they were sent. The numbers of requests that were answered out of order are
+    /// removed only when there are many of them.
     in_order: VecDeque<u64>,
 }
 
@@ -247,7 +248,8 @@ impl<F> InFlightTable<F> {
         self.in_order.push_back(number);
     }
 
-    fn oldest(&mut self) -> Option<ReplyReceiver<F>> {
+    /// Removes the oldest request, and returns the receiver of its reply.
+    fn take_oldest(&mut self) -> Option<ReplyReceiver<F>> {
         while let Some(number) = self.in_order.pop_front() {
             if let Some(receiver) = self.by_number.remove(&number) {
                 return Some(receiver);
@@ -291,14 +293,14 @@ impl<P: ClientProtocol> Protocol for ClientAdapter<P> {
         data.has_input = true;
         match self.protocol.classify(&frame) {
             Incoming::NextReply => {
-                let receiver = lock(&data.table).oldest();
-                self.answer(receiver, frame);
+                let receiver = lock(&data.table).take_oldest();
+                self.deliver(receiver, frame);
             }
             Incoming::Reply(number) => {
                 let receiver = lock(&data.table).by_number.remove(&number);
-                self.answer(receiver, frame);
+                self.deliver(receiver, frame);
             }
-            Incoming::Push => return push(data, Pushed { frame, connection }),
+            Incoming::Push => return deliver_push(data, Pushed { frame, connection }),
             Incoming::Discard => {}
         }
         Reply::None
@@ -322,7 +324,7 @@ impl<P: ClientProtocol> Protocol for ClientAdapter<P> {
         self.link.send_replace(LinkState::Down);
         if let Some(data) = connection_data::<P::Frame>(context) {
             *lock(&self.served_until) = data.has_input.then(Instant::now);
-            // Drops the responders, so that callers get their error now and not when the socket has been closed.
+            // Drops the responders, so that callers get their errors before the connection lingers.
             *lock(&data.table) = InFlightTable::new();
         }
         context.data = None;
@@ -333,7 +335,8 @@ fn connection_data<F: FrameLike>(context: &mut ConnectionContext<Outgoing<F>>) -
     context.data.as_mut()?.downcast_mut()
 }
 
-fn push<F: FrameLike>(data: &ConnectionData<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
+/// Passes a push to the receiver of pushes. If its channel is full, the returned reply waits for capacity, so that nothing more is read.
+fn deliver_push<F: FrameLike>(data: &ConnectionData<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
     let Some(pushes) = &data.pushes else { return Reply::None };
     match pushes.try_send(pushed) {
         // If the receiver of pushes has been dropped, pushes are discarded.
@@ -454,8 +457,8 @@ impl Backoff {
         Self { first, max: options.max_backoff, limit: first }
     }
 
-    /// Returns the next pause. `served` is how long the last connection lasted, or zero if no frame arrived on it. A connection that
-    /// lasted longer than the upper bound of the pause resets the bound.
+    /// Returns the next pause. `served` is the duration of the last connection, or zero if no frame arrived on it. If it is longer than
+    /// the upper bound of the pause, the bound is reset.
     fn next(&mut self, served: Duration) -> Duration {
         if served > self.limit {
             self.limit = self.first;

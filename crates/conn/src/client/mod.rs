@@ -7,9 +7,9 @@
 //! A request is never sent twice, and ends exactly once: with its reply, or with a [`RequestError`] that says whether the server may
 //! have executed it.
 
-// The responder of a request moves with it: into the outbox, then into the table of requests in flight, until the reply arrives.
-// Wherever it is dropped, the request ends. One atomic step decides whether a request is sent or cancelled, so an error is always
-// right about whether the server may have seen the request.
+// The responder of a request moves with the request: into the outbox, then into the table of requests in flight, until the reply
+// arrives. If the responder is dropped anywhere, the request ends with an error. A request is marked as sent or as cancelled by one
+// atomic operation, so every error is right about whether the server may have executed the request.
 mod connect;
 mod drive;
 mod request;
@@ -39,7 +39,7 @@ pub trait ClientProtocol: Send + Sync + 'static {
     /// Returns the codec of a new connection.
     fn codec(&self) -> Self::Codec;
 
-    /// Tells whether a frame from the server is a reply or a push.
+    /// Returns whether a frame from the server is a reply or a push.
     fn classify(&self, frame: &Self::Frame) -> Incoming;
 
     /// Writes the number of a request into its frame, so that its reply can be found: see [`Incoming::Reply`]. Not needed if
@@ -48,20 +48,20 @@ pub trait ClientProtocol: Send + Sync + 'static {
         let _ = (request, number);
     }
 
-    /// Returns the first frames of every new connection, such as a login. See [`is_answered`](Self::is_answered).
+    /// Returns the first frames of every new connection, such as a login. See [`expects_reply`](Self::expects_reply).
     fn greeting(&self) -> Vec<Self::Frame> {
         Vec::new()
     }
 
-    /// Called when nothing has arrived for a [heartbeat](Timeouts::heartbeat). A frame, such as a ping, is sent.
+    /// Called when nothing has arrived for the time of a [heartbeat](Timeouts::heartbeat). A returned frame, such as a ping, is sent.
     fn on_idle(&self, silent: Duration) -> Option<Self::Frame> {
         let _ = silent;
         None
     }
 
-    /// Whether the server replies to a frame of the protocol itself, a [greeting](Self::greeting) or a [ping](Self::on_idle). That
-    /// reply is expected, in order or by number, and discarded.
-    fn is_answered(&self, frame: &Self::Frame) -> bool {
+    /// Whether the server replies to this frame, which is a [greeting](Self::greeting) or a [ping](Self::on_idle). The reply is
+    /// matched in order or by number, like that of a request, and discarded. Default: false.
+    fn expects_reply(&self, frame: &Self::Frame) -> bool {
         let _ = frame;
         false
     }
@@ -76,7 +76,7 @@ pub trait ClientProtocol: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Incoming {
-    /// The reply to the oldest request without one.
+    /// The reply to the oldest request that has no reply yet.
     NextReply,
     /// The reply to the request with this [number](ClientProtocol::number).
     Reply(u64),
@@ -96,12 +96,13 @@ pub struct ClientOptions {
     /// Limit of the requests in flight; further requests wait. A cancelled request counts until its reply arrives.
     /// Default: 1024, more than a server answers in one round trip.
     pub max_in_flight: usize,
-    /// Limit of the pushes that wait to be received. At the limit the client stops reading until one is received, and replies
-    /// wait behind the pushes: receive pushes on a task of their own. Default: 1024, enough for a burst.
+    /// Limit of the pushes that wait to be received. At the limit the client stops reading until one is received, which also delays
+    /// replies: receive pushes on a separate task. Default: 1024, enough for a burst.
     pub push_capacity: usize,
     /// Timeout of an attempt to connect, handshakes included. Default: 10 s, longer than a handshake takes on a slow network.
     pub connect_timeout: Duration,
-    /// Whether the client connects again when a connection breaks or cannot be made. Default: true, because servers restart.
+    /// Whether the client connects again when a connection breaks or an attempt to connect fails. Default: true, because servers
+    /// restart.
     pub reconnect: bool,
     /// Upper bound of the pause before the second attempt to connect; it doubles with every failure. Pauses are random, from zero
     /// to the bound, so that a thousand clients do not reconnect at once. Default: 100 ms.
@@ -192,8 +193,9 @@ impl Default for ClientOptions {
 pub struct RequestOptions {
     /// The queue of the frame. Default: [`Low`](PushPriority::Low), so that urgent frames can overtake.
     pub priority: PushPriority,
-    /// What happens if that queue is full. It does not concern [`max_in_flight`](ClientOptions::max_in_flight) or a missing
-    /// connection, which are waited for. Default: `None`, which means that the frame waits for capacity until the timeout.
+    /// What happens if the queue is full. Whatever the policy is, a frame waits for a connection, and a request also waits for
+    /// [`max_in_flight`](ClientOptions::max_in_flight). Default: `None`, which means that the frame waits for capacity in the queue
+    /// until the timeout.
     pub policy: Option<PushPolicy>,
     /// Timeout of the request, or of the wait for capacity if there is no reply. Default: `None`, which means
     /// [`ClientOptions::request_timeout`].
@@ -278,7 +280,7 @@ impl Default for RequestOptions {
 /// ```
 pub struct Client<P: ClientProtocol> {
     shared: Arc<ClientShared<P>>,
-    /// The connection closes when the last clone is dropped.
+    /// Dropped with the last clone, which closes the connection.
     alive: mpsc::Sender<()>,
 }
 
@@ -305,8 +307,8 @@ impl<P: ClientProtocol, C: Connect> ClientBuilder<P, C> {
         Self { options, ..self }
     }
 
-    /// Sets where frames go that a [policy](RequestOptions::policy) drops. A frame that does not fit there is counted and logged.
-    /// Default: none, dropped frames are only counted.
+    /// Sets the channel that receives the frames dropped by a [policy](RequestOptions::policy). A frame that does not fit into it is
+    /// counted and logged. Default: none, dropped frames are only counted.
     #[must_use]
     pub fn dead_letters(mut self, dead_letters: mpsc::Sender<P::Frame>) -> Self {
         self.dead_letters = Some(dead_letters);
@@ -329,8 +331,8 @@ impl<P: ClientProtocol, C: Connect> ClientBuilder<P, C> {
         let supervisor = Supervisor::builder(ClientAdapter::new(protocol, push, link_sender))
             .timeouts(options.timeouts)
             .keep_unsent(keep_unsent)
-            .on_lost(move |outgoing, lost| {
-                let frame = outgoing.into_lost(lost);
+            .on_lost(move |outgoing, reason| {
+                let frame = outgoing.into_lost_frame(reason);
                 dead_letters.as_ref().is_none_or(|dead_letters| dead_letters.try_send(frame).is_ok())
             })
             .build();
@@ -348,7 +350,7 @@ impl<P: ClientProtocol, C> fmt::Debug for ClientBuilder<P, C> {
 }
 
 impl<P: ClientProtocol> Client<P> {
-    /// Returns a builder of a client that speaks this protocol and connects by this connector. Every setting has a default.
+    /// Returns a builder of a client that speaks this protocol and uses this connector. Every setting has a default.
     pub fn builder<C: Connect>(protocol: P, connector: C) -> ClientBuilder<P, C> {
         let options = ClientOptions::default();
         ClientBuilder { protocol, connector, options, dead_letters: None, keep_unsent: false }
@@ -356,15 +358,15 @@ impl<P: ClientProtocol> Client<P> {
 
     /// Sends a request and waits for its reply, with the default [`RequestOptions`].
     ///
-    /// Dropping the future cancels the request: it is not sent if it has not been, and its reply is discarded.
+    /// Dropping the future cancels the request: if it has been sent, its reply is discarded, and otherwise it is not sent.
     pub async fn request(&self, request: P::Frame) -> Result<P::Frame, RequestError> {
         self.request_with(request, RequestOptions::default()).await
     }
 
     /// Sends a request with these options, and waits for its reply, as [`request`](Self::request) does.
     ///
-    /// If the queue is full, every [policy](RequestOptions::policy) ends it with [`RequestError::QueueFull`]; those that drop
-    /// also count the request, and pass it to the [dead letters](ClientBuilder::dead_letters).
+    /// If the queue is full, every [policy](RequestOptions::policy) ends the request with [`RequestError::QueueFull`]. A policy that
+    /// drops the frame also counts it, and passes it to the [dead letters](ClientBuilder::dead_letters).
     pub async fn request_with(&self, request: P::Frame, options: RequestOptions) -> Result<P::Frame, RequestError> {
         let pending = PendingRequest::default();
         let requesting = async {
@@ -424,12 +426,13 @@ impl<P: ClientProtocol> Client<P> {
         matches!(*self.shared.link.borrow(), LinkState::Up(_))
     }
 
-    /// Returns the counters of all its connections.
+    /// Returns the counters of all connections of the client.
     pub fn stats(&self) -> ClientStats {
         let stats = self.shared.supervisor.stats();
         ClientStats { unexpected_replies: self.shared.supervisor.protocol().unexpected_replies(), connections: stats }
     }
 
+    /// Waits until the client is connected, and returns the handle of the connection.
     async fn handle(&self) -> Result<PushHandle<Outgoing<P::Frame>>, RequestError> {
         let mut link = self.shared.link.clone();
         match link.wait_for(|link| !matches!(link, LinkState::Down)).await.as_deref() {
@@ -467,9 +470,9 @@ impl<P: ClientProtocol> fmt::Debug for Client<P> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Replies without a request: it was cancelled, or never existed.
+    /// Replies that no caller waited for: the request was cancelled, or never existed.
     pub unexpected_replies: u64,
-    /// Counters of all connections, as those of a server.
+    /// Counters of all connections of the client.
     pub connections: crate::Stats,
 }
 

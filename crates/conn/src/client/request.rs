@@ -43,8 +43,8 @@ pub enum RequestError {
         /// Whether the server may have executed the request.
         outcome: Outcome,
     },
-    /// The queue of the connection was full, and the [policy](super::RequestOptions::policy) was not to wait. The request was not
-    /// sent.
+    /// The queue of the connection was full, and the request did not wait because it had a [policy](super::RequestOptions::policy). The
+    /// request was not sent.
     #[error("the send queue is full; the request was not sent")]
     QueueFull,
     /// The codec could not encode the request. It was not sent.
@@ -69,11 +69,12 @@ const QUEUED: u8 = 0;
 const SENT: u8 = 1;
 const CANCELLED: u8 = 2;
 
-/// The progress of a request. It leaves `QUEUED` once: it is either sent or cancelled.
+/// The progress of a request: `QUEUED`, then either `SENT` or `CANCELLED`.
 #[derive(Debug, Clone, Default)]
 struct RequestProgress(Arc<AtomicU8>);
 
 impl RequestProgress {
+    /// Changes `QUEUED` to `to`. Returns false if the request was already sent or cancelled.
     fn advance(&self, to: u8) -> bool {
         self.0.compare_exchange(QUEUED, to, SeqCst, SeqCst).is_ok()
     }
@@ -88,7 +89,7 @@ impl RequestProgress {
 pub(super) struct PendingRequest(RequestProgress);
 
 impl PendingRequest {
-    /// Returns the request with its responder, and a future of the reply.
+    /// Returns the frame to send, which contains the responder, and a future of the reply.
     pub(super) fn begin<F: FrameLike>(
         &self,
         request: F,
@@ -102,7 +103,7 @@ impl PendingRequest {
         (Outgoing::with_reply(request, responder), result)
     }
 
-    /// Cancels the request if it has not been sent.
+    /// Cancels the request if it has not been sent. Returns whether the server may have executed it.
     pub(super) fn cancel(&self) -> Outcome {
         self.0.advance(CANCELLED);
         self.0.outcome()
@@ -125,17 +126,17 @@ pub(super) struct Responder<F> {
 }
 
 impl<F> Responder<F> {
-    /// Marks the request as sent. Returns false if it was cancelled before.
+    /// Marks the request as sent. Returns false if it is cancelled.
     pub(super) fn mark_sent(&self) -> bool {
         self.progress.advance(SENT)
     }
 
     /// Sends the reply. Returns whether the caller was still waiting.
-    pub(super) fn answer(self, reply: F) -> bool {
+    pub(super) fn deliver(self, reply: F) -> bool {
         self.reply.send(Ok(reply)).is_ok()
     }
 
-    /// Ends a request that was not sent with an error.
+    /// Ends the request, which was not sent, with an error.
     pub(super) fn fail(self, error: RequestError) {
         // Fails if the caller has cancelled the request.
         let _ = self.reply.send(Err(error));

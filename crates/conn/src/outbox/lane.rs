@@ -1,8 +1,8 @@
 //! A lane of an outbox: frames of one priority, bounded by their number and their bytes.
 //!
-//! The free capacity is counted under the lock of the outbox, which a push takes anyway. While a pusher waits for capacity, all
-//! of it is in semaphores instead: waiters are served in order, may be cancelled, and learn at once that the connection has
-//! closed. When the last waiter has left, the rest returns to the plain counters.
+//! The free capacity is a pair of counters under the lock of the outbox, which a push takes anyway. While pushers wait for capacity,
+//! it is moved to a pair of semaphores, so that waiters are served in order, may be cancelled, and get an error at once when the
+//! connection closes. When the semaphores are no longer used, the free capacity is moved back to the counters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,20 +16,22 @@ const INITIAL_CAPACITY: usize = 8;
 
 pub(super) struct Lane<F> {
     frames: VecDeque<Queued<F>>,
-    /// The sum of their weights.
+    /// The sum of the weights of the frames.
     bytes: usize,
-    /// Zero while there are waiters: then they have it.
+    /// The free capacity. Zero while there are `waiters`, which hold it then.
     free: Capacity,
+    /// `None` if `waiter_refs` is zero.
     waiters: Option<Arc<Waiters>>,
-    /// The number of users of `waiters`, which exists while there are any.
-    users: usize,
+    /// The number of calls of `acquire_waiters` without a `release_waiters`.
+    waiter_refs: usize,
 }
 
-/// A frame in a lane, with the bytes that it takes up there.
+/// A frame in a lane.
 pub(super) struct Queued<F> {
     pub(super) frame: F,
+    /// The number of bytes that the frame takes up in the lane.
     pub(super) weight: u32,
-    /// The slot that it belongs to, if any.
+    /// The slot that the frame belongs to, if any.
     pub(super) slot: Option<Slot>,
 }
 
@@ -39,7 +41,7 @@ struct Capacity {
     bytes: usize,
 }
 
-/// Pushers that wait for capacity, with all of the lane's free capacity.
+/// The free capacity of a lane while pushers wait for it.
 pub(super) struct Waiters {
     frames: Semaphore,
     bytes: Semaphore,
@@ -47,10 +49,10 @@ pub(super) struct Waiters {
 
 impl<F> Lane<F> {
     pub(super) fn new(frames: usize, bytes: usize) -> Self {
-        Self { frames: VecDeque::new(), bytes: 0, free: Capacity { frames, bytes }, waiters: None, users: 0 }
+        Self { frames: VecDeque::new(), bytes: 0, free: Capacity { frames, bytes }, waiters: None, waiter_refs: 0 }
     }
 
-    /// Reserves capacity for a frame of that weight, unless the lane is full or pushers wait.
+    /// Reserves capacity for a frame of this weight, unless the lane is full or pushers wait.
     pub(super) fn try_reserve(&mut self, weight: u32) -> bool {
         let bytes = weight as usize;
         if let Some(waiters) = &self.waiters {
@@ -96,20 +98,20 @@ impl<F> Lane<F> {
         taken
     }
 
-    /// Gives back the capacity of frames that were taken. If pushers wait for it, returns them instead: the caller must
-    /// [add](Waiters::add) the capacity without the lock, and then call [`leave`](Self::leave).
+    /// Gives back the capacity of frames that were taken. While pushers wait, it only returns the waiters: the caller must
+    /// [add](Waiters::add) the capacity to them without the lock, and then call [`release_waiters`](Self::release_waiters).
     pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Waiters>> {
         if self.waiters.is_some() {
-            return Some(self.join());
+            return Some(self.acquire_waiters());
         }
         self.free.frames += frames;
         self.free.bytes += bytes;
         None
     }
 
-    /// Moves the free capacity to the waiters until the last user has [left](Self::leave).
-    pub(super) fn join(&mut self) -> Arc<Waiters> {
-        self.users += 1;
+    /// Returns the waiters. Creates them if there are none, and moves the free capacity to them.
+    pub(super) fn acquire_waiters(&mut self) -> Arc<Waiters> {
+        self.waiter_refs += 1;
         let Capacity { frames, bytes } = &mut self.free;
         let waiters = self.waiters.get_or_insert_with(|| {
             let (frames, bytes) = (std::mem::take(frames), std::mem::take(bytes));
@@ -118,9 +120,10 @@ impl<F> Lane<F> {
         Arc::clone(waiters)
     }
 
-    pub(super) fn leave(&mut self) {
-        self.users -= 1;
-        if self.users == 0
+    /// Ends the use of the waiters. The last use moves the free capacity back to the lane.
+    pub(super) fn release_waiters(&mut self) {
+        self.waiter_refs -= 1;
+        if self.waiter_refs == 0
             && let Some(waiters) = self.waiters.take()
         {
             self.free.frames += waiters.frames.forget_permits(usize::MAX);
@@ -136,11 +139,12 @@ impl<F> Lane<F> {
         self.frames.is_empty()
     }
 
-    /// Returns the number of frames, and their weight.
-    pub(super) fn queued(&self) -> (usize, usize) {
+    /// Returns the number and the total weight of the frames.
+    pub(super) fn totals(&self) -> (usize, usize) {
         (self.frames.len(), self.bytes)
     }
 
+    /// Removes all frames. Their capacity is not given back.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = F> {
         self.bytes = 0;
         self.frames.drain(..).map(|queued| queued.frame)
@@ -155,7 +159,7 @@ impl<F> Lane<F> {
 }
 
 impl Waiters {
-    /// Waits for capacity for a frame of that weight, and reserves it.
+    /// Waits for the capacity of a frame of this weight, and reserves it.
     pub(super) async fn reserve(&self, weight: u32) -> Result<(), AcquireError> {
         let frame = self.frames.acquire().await?;
         let bytes = self.bytes.acquire_many(weight).await?;

@@ -1,22 +1,21 @@
-//! The outbox of a connection: frames that other tasks push. It has two lanes by priority, and slots that hold the newest frame
-//! of their kind.
+//! The outbox of a connection: the queue of frames that other tasks push. It has a lane for each priority, and slots that hold the
+//! newest frame of their kind.
 //!
-//! The outbox is shared by the actor, which takes from it, and by all pushers. Its queues are allocated by the first push; until
-//! then it has a few words.
+//! The outbox is shared by the actor, which takes frames from it, and by all pushers. Its queues are allocated by the first push.
 //!
-//! **Waking.** A pusher queues its frame under the lock, then sets `ready`, and wakes the actor if the flag was clear. The actor
-//! clears it *before* it takes the lock, so a frame that is queued after the actor has read the queues sets it again. A pusher that
-//! finds the flag set need not wake the actor: the flag was set after the actor last cleared it, so the actor will read the queues
-//! again. A connection without pushes pays one load per turn. The outbox does not know its actor: methods that queue a frame return
-//! whether the actor must be woken.
+//! **Waking.** A pusher queues its frame under the lock, then sets the flag `ready`, and wakes the actor if the flag was clear. The
+//! actor clears the flag *before* it takes the lock, so a frame that is queued after the actor has read the queues sets the flag
+//! again. A pusher that finds the flag set need not wake the actor: the flag was set after the actor last cleared it, so the actor
+//! will read the queues again. A connection without pushes pays one load per turn. The outbox has no reference to its actor: methods
+//! that queue a frame return whether the actor must be woken.
 //!
-//! **Tied frames.** A frame that must not be written before a certain reply is kept apart from its lane, where it would hold up
-//! other pushes until a slow reply is ready. When the actor has handed that reply to the codec, the frame moves to the end of its
-//! lane. Its capacity in the lane is reserved from the beginning. A slot keeps an older frame that may be sent earlier, in addition
-//! to the newest one.
+//! **Tied frames.** A frame that is tied to a reply must not be written before it. The frame is kept outside its lane, because in the
+//! lane it would block other pushes until the reply is ready. When the actor has passed the reply to the codec, the frame moves to
+//! the end of its lane. Its capacity in the lane is reserved when it is pushed. In addition to the newest frame, a slot keeps an
+//! older one that is tied to an earlier reply.
 //!
-//! **Closing.** `closed` is set before the queues are emptied for the last time, under their lock, and every push checks it under
-//! the same lock. So nothing is queued after that, and every frame that was queued is written or counted as lost.
+//! **Closing.** `closed` is set under the lock of the queues before they are emptied for the last time, and every push checks it under
+//! the same lock. So nothing is queued afterwards, and every frame that was queued is written or counted as unsent.
 
 mod lane;
 mod queues;
@@ -25,9 +24,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::lane::{Queued, Waiters};
-use self::queues::{Queues, Tied, Unsent};
+use self::queues::{Queues, SlotFrame, Tied};
 use crate::memory::STEP_BYTES;
-use crate::push::{Lost, PushOptions};
+use crate::push::{LossReason, PushOptions};
 use crate::sync::lock;
 use crate::{FrameLike, MemoryAccount, PushError, PushPolicy, PushPriority, Slot};
 
@@ -37,13 +36,13 @@ pub(crate) struct Outbox<F> {
     account: Option<MemoryAccount>,
     /// Allocated by the first push.
     queues: Mutex<Option<Box<Queues<F>>>>,
-    /// Frames may be queued that the actor has not seen.
+    /// The actor must read the queues: a frame was queued since it last did.
     ready: AtomicBool,
-    /// No frame is accepted. Set under the lock of the queues.
+    /// Frames are rejected. Set under the lock of the queues.
     closed: AtomicBool,
-    /// No last frame is accepted: there is one, or the connection has ended. Changed under the lock of the queues.
+    /// [`finish`](Self::finish) was called, or the connection has ended. Changed under the lock of the queues.
     finished: AtomicBool,
-    /// Frames wait for a reply. Changed under the lock of the queues.
+    /// Frames are tied to a reply. Changed under the lock of the queues.
     has_tied: AtomicBool,
     /// The number of requests that have been answered.
     answered: AtomicU64,
@@ -67,13 +66,13 @@ impl<F: FrameLike> Outbox<F> {
         lock(&self.queues)
     }
 
-    /// Allocates the queues if they are not.
+    /// Returns the queues, allocated if necessary.
     fn allocate<'a>(&self, queues: &'a mut Option<Box<Queues<F>>>) -> &'a mut Queues<F> {
         queues.get_or_insert_with(|| Box::new(Queues::new(&self.options)))
     }
 
-    /// Returns the queues unless the outbox is closed.
-    fn open<'a>(&self, queues: &'a mut Option<Box<Queues<F>>>) -> Result<&'a mut Queues<F>, PushError> {
+    /// Returns the queues, or an error if the outbox is closed.
+    fn open_queues<'a>(&self, queues: &'a mut Option<Box<Queues<F>>>) -> Result<&'a mut Queues<F>, PushError> {
         if self.is_closed() { Err(PushError::Closed) } else { Ok(self.allocate(queues)) }
     }
 
@@ -89,22 +88,22 @@ impl<F: FrameLike> Outbox<F> {
         self.account.as_ref().is_some_and(|account| account.0.account.change(bytes(steps) - bytes(before)))
     }
 
-    /// Records that a frame has been queued, and releases the lock. Returns whether the actor must be woken.
-    fn queued(&self, mut guard: MutexGuard<'_, Option<Box<Queues<F>>>>) -> bool {
+    /// Completes a push: records the memory, releases the lock, and sets `ready`. Returns whether the actor must be woken.
+    fn finish_push(&self, mut guard: MutexGuard<'_, Option<Box<Queues<F>>>>) -> bool {
         let has_grown = guard.as_deref_mut().is_some_and(|queues| self.record(queues));
         drop(guard);
         if has_grown && let Some(account) = &self.account {
             account.0.account.enforce();
         }
-        self.announce()
+        self.try_set_ready()
     }
 
     /// Sets `ready`. Returns whether it was clear.
-    fn announce(&self) -> bool {
+    fn try_set_ready(&self) -> bool {
         !self.is_ready() && !self.ready.swap(true, SeqCst)
     }
 
-    /// Queues a frame, and waits for capacity. Returns whether the actor must be woken.
+    /// Waits for capacity and queues a frame. Returns whether the actor must be woken.
     pub(crate) async fn push(&self, frame: F, priority: PushPriority) -> Result<bool, PushError> {
         let frame = match self.try_push(frame, priority, None, 0) {
             Ok(must_wake) => return Ok(must_wake),
@@ -112,17 +111,17 @@ impl<F: FrameLike> Outbox<F> {
             Err((error, _)) => return Err(error),
         };
         let weight = self.weight(&frame);
-        let waiting = self.wait(priority)?;
-        waiting.waiters.reserve(weight).await.map_err(|_| PushError::Closed)?;
+        let waiters_ref = self.waiters(priority)?;
+        waiters_ref.waiters.reserve(weight).await.map_err(|_| PushError::Closed)?;
         let mut guard = self.lock();
-        let queues = self.open(&mut guard)?;
-        queues.undrained = true;
+        let queues = self.open_queues(&mut guard)?;
+        queues.must_report_drained = true;
         queues.lane(priority).push(Queued { frame, weight, slot: None });
-        Ok(self.queued(guard))
+        Ok(self.finish_push(guard))
     }
 
-    /// Queues a frame if there is capacity for it now; otherwise it is returned. If `after` is not zero, the frame waits until that
-    /// many requests have been answered. Returns whether the actor must be woken.
+    /// Queues a frame if there is capacity for it now, and returns whether the actor must be woken. Otherwise returns the frame. If
+    /// `after` is not zero, the frame is tied to the reply to the request with this number.
     fn try_push(
         &self,
         frame: F,
@@ -132,36 +131,36 @@ impl<F: FrameLike> Outbox<F> {
     ) -> Result<bool, (PushError, F)> {
         let weight = self.weight(&frame);
         let mut guard = self.lock();
-        let queues = match self.open(&mut guard) {
+        let queues = match self.open_queues(&mut guard) {
             Ok(queues) => queues,
             Err(closed) => return Err((closed, frame)),
         };
         if !queues.lane(priority).try_reserve(weight) {
             return Err((PushError::QueueFull, frame));
         }
-        queues.undrained = true;
+        queues.must_report_drained = true;
         let queued = Queued { frame, weight, slot };
         if after > 0 {
             queues.tie(after, Tied::Frame(priority, queued));
             self.has_tied.store(true, SeqCst);
             // If the request is answered already, the next push must not overtake this one. The actor publishes `answered` before
             // it looks at the flag.
-            queues.release(self.answered.load(SeqCst));
+            queues.release_tied(self.answered.load(SeqCst));
             self.has_tied.store(queues.has_tied(), SeqCst);
         } else {
             queues.lane(priority).push(queued);
         }
-        Ok(self.queued(guard))
+        Ok(self.finish_push(guard))
     }
 
-    /// Joins the pushers that wait for capacity.
-    fn wait(&self, priority: PushPriority) -> Result<CapacityWaiter<'_, F>, PushError> {
+    /// Returns the waiters of a lane.
+    fn waiters(&self, priority: PushPriority) -> Result<WaitersRef<'_, F>, PushError> {
         let mut queues = self.lock();
-        let waiters = self.open(&mut queues)?.lane(priority).join();
-        Ok(CapacityWaiter { outbox: self, priority, waiters })
+        let waiters = self.open_queues(&mut queues)?.lane(priority).acquire_waiters();
+        Ok(WaitersRef { outbox: self, priority, waiters })
     }
 
-    /// Queues a frame without waiting; if there is no capacity, the policy decides. Returns whether the actor must be woken.
+    /// Queues a frame without waiting. If there is no capacity, applies the policy. Returns whether the actor must be woken.
     pub(crate) fn push_or_drop(
         &self,
         frame: F,
@@ -171,7 +170,7 @@ impl<F: FrameLike> Outbox<F> {
     ) -> Result<bool, PushError> {
         match self.try_push(frame, priority, None, after) {
             Err((PushError::QueueFull, frame)) if policy != PushPolicy::ReturnErrorIfFull => {
-                self.options.lose(frame, Lost::Dropped { warn: policy == PushPolicy::WarnAndDropIfFull });
+                self.options.count_lost(frame, LossReason::Dropped { warn: policy == PushPolicy::WarnAndDropIfFull });
                 Ok(false)
             }
             result => result.map_err(|(error, _)| error),
@@ -187,78 +186,78 @@ impl<F: FrameLike> Outbox<F> {
     pub(crate) fn push_latest(&self, slot: Slot, frame: F, after: u64) -> Result<bool, PushError> {
         let size = frame.size();
         let mut guard = self.lock();
-        let pushed = self.open(&mut guard)?.push_latest(slot, Unsent { frame, size, after }, &self.options);
+        let pushed = self.open_queues(&mut guard)?.push_latest(slot, SlotFrame { frame, size, after }, &self.options);
         let Ok(replaced) = pushed else {
             // The frame is dropped after the lock has been released.
             drop(guard);
             return Err(PushError::QueueFull);
         };
-        let must_wake = self.queued(guard);
+        let must_wake = self.finish_push(guard);
         for _ in replaced.into_iter().flatten() {
             self.options.count_replaced();
         }
         Ok(must_wake)
     }
 
-    /// Queues a frame of the connection itself before all others, replacing an earlier one. Called by the actor, which need not be
-    /// woken.
-    pub(crate) fn push_own(&self, frame: F) {
+    /// Queues the frame of a tick before all others, replacing that of an earlier tick. Called by the actor, which need not be woken.
+    pub(crate) fn push_tick_frame(&self, frame: F) {
         let mut guard = self.lock();
-        let before = self.allocate(&mut guard).own.replace(Box::new(frame));
+        let before = self.allocate(&mut guard).tick_frame.replace(Box::new(frame));
         drop(guard);
         drop(before);
         self.set_ready();
     }
 
-    /// Whether frames may be queued.
+    /// Whether the actor must read the queues.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(SeqCst)
     }
 
-    /// Whether frames may be queued. Clears the flag: to be followed by [`take`](Self::take) until that finds none.
+    /// Clears the flag `ready`, and returns whether it was set. The caller must then [take](Self::take) frames until there are none, or
+    /// [set the flag](Self::set_ready) again.
     pub(crate) fn take_ready(&self) -> bool {
         self.is_ready() && self.ready.swap(false, SeqCst)
     }
 
-    /// Records that frames may be left after [`take_ready`](Self::take_ready).
+    /// Sets the flag `ready`, because frames may remain after [`take_ready`](Self::take_ready).
     pub(crate) fn set_ready(&self) {
         self.ready.store(true, SeqCst);
     }
 
-    /// Records that `answered` requests have been answered: the frames that waited for them are queued before all that is pushed
+    /// Records the number of requests that have been answered. Frames that were tied to them are queued, before any frame that is pushed
     /// from now on.
-    pub(crate) fn release(&self, answered: u64) {
+    pub(crate) fn release_tied(&self, answered: u64) {
         self.answered.store(answered, SeqCst);
         if !self.has_tied.load(SeqCst) {
             return;
         }
         if let Some(queues) = &mut *self.lock() {
-            queues.release(answered);
+            queues.release_tied(answered);
             self.has_tied.store(queues.has_tied(), SeqCst);
         }
         self.set_ready();
     }
 
-    /// Takes the next frame of these priorities, in that order. Slots have low priority and alternate with the lane. Slots that wait
-    /// for a reply which is not among the first `answered` are held back.
+    /// Takes the next frame, of these priorities in this order. Slots have low priority and alternate with the low lane. A slot whose
+    /// frame is tied to a request after the first `answered` ones is skipped.
     pub(crate) fn take(
         &self,
         order: &[PushPriority],
-        slots_next: &mut bool,
+        slots_first: &mut bool,
         answered: u64,
     ) -> Option<(PushPriority, F)> {
         let mut guard = self.lock();
         let queues = guard.as_deref_mut()?;
         if let Some(&first) = order.first()
-            && let Some(frame) = queues.own.take()
+            && let Some(frame) = queues.tick_frame.take()
         {
             return Some((first, *frame));
         }
         for &priority in order {
             if priority == PushPriority::Low {
-                *slots_next = !*slots_next;
-                if (*slots_next || queues.low.is_empty())
-                    && let Some((frame, obsolete)) = queues.next_slot(answered, &self.has_tied)
+                *slots_first = !*slots_first;
+                if (*slots_first || queues.low.is_empty())
+                    && let Some((frame, obsolete)) = queues.pop_slot(answered, &self.has_tied)
                 {
                     self.record(queues);
                     drop(guard);
@@ -280,8 +279,8 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     /// Returns the number of frames in the lanes, and their weight.
-    pub(crate) fn in_lanes(&self) -> (usize, usize) {
-        self.lock().as_ref().map_or((0, 0), |queues| queues.in_lanes())
+    pub(crate) fn lane_totals(&self) -> (usize, usize) {
+        self.lock().as_ref().map_or((0, 0), |queues| queues.lane_totals())
     }
 
     /// Returns the size of all queued frames.
@@ -294,11 +293,11 @@ impl<F: FrameLike> Outbox<F> {
         self.lock().as_ref().map_or(0, |queues| queues.bytes_except(slot))
     }
 
-    /// Gives capacity to the pushers that wait for it. Called without the lock, since a pusher that is woken may run at once.
+    /// Gives capacity to waiting pushers. Called without the lock, because a pusher that is woken may run immediately.
     fn add_capacity(&self, priority: PushPriority, waiters: Option<Arc<Waiters>>, frames: usize, bytes: usize) {
         if let Some(waiters) = waiters {
-            let waiting = CapacityWaiter { outbox: self, priority, waiters };
-            waiting.waiters.add(frames, bytes);
+            let waiters_ref = WaitersRef { outbox: self, priority, waiters };
+            waiters_ref.waiters.add(frames, bytes);
         }
     }
 
@@ -306,7 +305,7 @@ impl<F: FrameLike> Outbox<F> {
     pub(crate) fn clear_slot(&self, slot: Slot) -> (bool, bool) {
         let mut guard = self.lock();
         let Some(queues) = guard.as_deref_mut() else { return (false, false) };
-        let (latest, queued) = (queues.clear_latest(slot), queues.remove_queued(slot));
+        let (latest, queued) = (queues.take_slot(slot), queues.remove_queued(slot));
         let has_removed = latest.is_some() || !queued.is_empty();
         if has_removed {
             self.has_tied.store(queues.has_tied(), SeqCst);
@@ -318,44 +317,44 @@ impl<F: FrameLike> Outbox<F> {
         // The frames are dropped after the lock has been released.
         drop(guard);
         self.add_capacity(PushPriority::Low, waiters, frames, bytes);
-        // The actor reports to its protocol that the outbox is drained.
-        (has_removed, is_drained && self.announce())
+        // Wakes the actor, which reports to the protocol that the outbox is drained.
+        (has_removed, is_drained && self.try_set_ready())
     }
 
-    /// Whether no frame is queued, after some were. Returns true once.
+    /// Whether the outbox has become empty since the last call that returned true.
     pub(crate) fn take_drained(&self) -> bool {
         let mut guard = self.lock();
         let Some(queues) = guard.as_deref_mut() else { return false };
-        queues.is_empty() && std::mem::take(&mut queues.undrained)
+        queues.is_empty() && std::mem::take(&mut queues.must_report_drained)
     }
 
-    /// Returns the bytes that a frame takes up in its lane. A frame that is larger than the lane takes up all of it, so that it can be
-    /// pushed when the lane is empty.
+    /// Returns the number of bytes that a frame takes up in its lane: its size, but at most the capacity of the lane, so that a larger
+    /// frame can be pushed when the lane is empty.
     fn weight(&self, frame: &F) -> u32 {
-        u32::try_from(frame.size().min(self.options.bytes)).unwrap_or(u32::MAX)
+        u32::try_from(frame.size().min(self.options.lane_bytes)).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(SeqCst)
     }
 
-    /// Accepts no more frames. Pushers that wait get an error; frames that are queued can still be taken.
-    pub(crate) fn refuse(&self) {
-        self.refuse_under(self.lock());
+    /// Rejects frames from now on. Waiting pushers get an error. Queued frames can still be taken.
+    pub(crate) fn stop_accepting(&self) {
+        self.stop_accepting_locked(self.lock());
     }
 
-    fn refuse_under(&self, queues: MutexGuard<'_, Option<Box<Queues<F>>>>) {
+    fn stop_accepting_locked(&self, queues: MutexGuard<'_, Option<Box<Queues<F>>>>) {
         self.closed.store(true, SeqCst);
         let waiters = queues.as_ref().map(|queues| [queues.high.waiters(), queues.low.waiters()]);
-        // Not under the lock, since a pusher that is woken may run at once.
+        // Not under the lock, because a pusher that is woken may run immediately.
         drop(queues);
         for waiters in waiters.into_iter().flatten().flatten() {
             waiters.close();
         }
     }
 
-    /// Accepts no more frames, and keeps the frame that the connection ends with. Returns false if there was a call before, or the
-    /// connection has ended.
+    /// Rejects frames from now on, and stores the last frame of the connection. Returns false and does nothing if it was called before
+    /// or the connection has ended.
     pub(crate) fn finish(&self, last: Option<F>) -> bool {
         let mut queues = self.lock();
         if self.finished.swap(true, SeqCst) {
@@ -364,11 +363,11 @@ impl<F: FrameLike> Outbox<F> {
         if last.is_some() {
             self.allocate(&mut queues).last = last;
         }
-        self.refuse_under(queues);
+        self.stop_accepting_locked(queues);
         true
     }
 
-    /// Takes the frame that the connection ends with, if there is one.
+    /// Takes the last frame of the connection, if there is one.
     pub(crate) fn take_last(&self) -> Option<F> {
         self.lock().as_mut()?.last.take()
     }
@@ -380,40 +379,41 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
-    /// Accepts no more frames, and drops those that are queued. They are counted as unsent.
+    /// Rejects frames from now on, and drops queued frames, which are counted as unsent.
     pub(crate) fn close(&self) {
-        self.refuse();
+        self.stop_accepting();
         let mut guard = self.lock();
         self.finished.store(true, SeqCst);
         let Some(queues) = guard.as_deref_mut() else { return };
-        // Not pushed, so it is not counted.
-        let own = queues.own.take();
+        // Not counted, because it was not pushed.
+        let tick_frame = queues.tick_frame.take();
         let unsent = queues.drain();
         self.record(queues);
         drop(guard);
-        drop(own);
+        drop(tick_frame);
         for frame in unsent {
-            self.lose(frame);
+            self.count_unsent(frame);
         }
     }
 
-    /// Counts a pushed frame that was not written, or only in part, when the connection ended.
-    pub(crate) fn lose(&self, frame: F) {
-        self.options.lose(frame, Lost::Unsent);
+    /// Counts a pushed frame that was not completely written when the connection ended.
+    pub(crate) fn count_unsent(&self, frame: F) {
+        self.options.count_lost(frame, LossReason::Unsent);
     }
 }
 
-/// A registration as user of a lane's [`Waiters`]: a pusher that waits for capacity, or the actor while it gives some back.
-struct CapacityWaiter<'a, F: FrameLike> {
+/// A counted reference to the [`Waiters`] of a lane, held by a pusher that waits for capacity or gives some back. Releases the waiters
+/// when it is dropped.
+struct WaitersRef<'a, F: FrameLike> {
     outbox: &'a Outbox<F>,
     priority: PushPriority,
     waiters: Arc<Waiters>,
 }
 
-impl<F: FrameLike> Drop for CapacityWaiter<'_, F> {
+impl<F: FrameLike> Drop for WaitersRef<'_, F> {
     fn drop(&mut self) {
         if let Some(queues) = &mut *self.outbox.lock() {
-            queues.lane(self.priority).leave();
+            queues.lane(self.priority).release_waiters();
         }
     }
 }

@@ -8,54 +8,56 @@ use super::lane::{Lane, Queued};
 use crate::push::PushOptions;
 use crate::{PushPriority, Slot};
 
-/// An empty queue keeps memory for this many entries.
+/// The capacity that an empty queue keeps, in entries.
 const IDLE_CAPACITY: usize = 8;
 
 pub(super) struct Queues<F> {
-    /// A frame of the connection itself, which is taken before all others.
-    pub(super) own: Option<Box<F>>,
+    /// The frame of a tick, which is taken before all others.
+    pub(super) tick_frame: Option<Box<F>>,
     pub(super) high: Lane<F>,
     pub(super) low: Lane<F>,
-    slots: HashMap<Slot, Latest<F>>,
+    slots: HashMap<Slot, SlotFrames<F>>,
     slot_bytes: usize,
-    /// The slots that hold a frame, in the order in which they were filled. Each of them is either here or in `tied`, once.
+    /// The slots that hold a frame, in the order in which they were filled. A slot is listed once, either here or in `tied`.
     filled: VecDeque<Slot>,
-    /// Frames and slots that wait for a reply, by the number of the request and the order in which they were tied.
+    /// Frames and slots that are tied to a reply, by the number of the request and the value of `tie_count`.
     tied: BTreeMap<(u64, u64), Tied<F>>,
-    tied_so_far: u64,
-    /// The weight of the tied frames that are not in a slot.
+    /// The number of calls of [`tie`](Self::tie).
+    tie_count: u64,
+    /// The weight of the frames in `tied`, without those of slots.
     tied_bytes: usize,
     /// The memory of the frames as recorded in the account of the connection, in multiples of
     /// [`STEP_BYTES`](crate::memory::STEP_BYTES).
     pub(super) recorded_steps: u32,
-    /// A frame was pushed since the queues were last reported as drained.
-    pub(super) undrained: bool,
-    /// The frame that a handle closed the connection with.
+    /// The protocol must be notified when the queues are empty, because a frame was pushed since the last notification.
+    pub(super) must_report_drained: bool,
+    /// The last frame of the connection, set by the handle that closed it.
     pub(super) last: Option<F>,
 }
 
-/// The frames of a slot: the newest, and the one before it if that one waits for an earlier reply. Without the earlier frame, the
-/// slot of a connection that always has a request in flight, and causes its own pushes, would never be sent.
-pub(super) struct Latest<F> {
-    earlier: Option<Unsent<F>>,
-    newest: Unsent<F>,
+/// The frames of a slot: the newest, and an earlier one if it is tied to an earlier reply. Without the earlier frame, a slot whose
+/// frames are tied to the requests of its own connection would never be sent while a request is always in flight.
+pub(super) struct SlotFrames<F> {
+    earlier: Option<SlotFrame<F>>,
+    newest: SlotFrame<F>,
 }
 
-pub(super) struct Unsent<F> {
+pub(super) struct SlotFrame<F> {
     pub(super) frame: F,
     pub(super) size: usize,
-    /// The number of the request whose reply comes first. Zero for none.
+    /// The number of the request that the frame is tied to. Zero if it is not tied.
     pub(super) after: u64,
 }
 
-impl<F> Latest<F> {
+impl<F> SlotFrames<F> {
     fn size(&self) -> usize {
         self.newest.size + self.earlier.as_ref().map_or(0, |earlier| earlier.size)
     }
 
-    /// Puts a newer frame into the slot, and returns the frames that it replaces. The newer frame waits for the replies that they
-    /// waited for. One of them is kept as the earlier frame if it waits for an earlier reply and has at most `free_bytes`.
-    fn replace(&mut self, mut newer: Unsent<F>, free_bytes: usize) -> [Option<Unsent<F>>; 2] {
+    /// Puts a newer frame into the slot, and returns the frames that are dropped for it. The newer frame is also tied to the reply that
+    /// the newest frame was tied to. The replaced frame is kept as the earlier frame if there is none yet, its reply comes before that
+    /// of the newer frame, and it has at most `free_bytes`. An existing earlier frame of more than `free_bytes` is dropped.
+    fn replace(&mut self, mut newer: SlotFrame<F>, free_bytes: usize) -> [Option<SlotFrame<F>>; 2] {
         newer.after = newer.after.max(self.newest.after);
         let (after, before) = (newer.after, std::mem::replace(&mut self.newest, newer));
         if self.earlier.is_none() && before.after < after && before.size <= free_bytes {
@@ -74,17 +76,17 @@ pub(super) enum Tied<F> {
 impl<F> Queues<F> {
     pub(super) fn new(options: &PushOptions<F>) -> Self {
         Self {
-            own: None,
-            high: Lane::new(options.high, options.bytes),
-            low: Lane::new(options.low, options.bytes),
+            tick_frame: None,
+            high: Lane::new(options.high_capacity, options.lane_bytes),
+            low: Lane::new(options.low_capacity, options.lane_bytes),
             slots: HashMap::new(),
             slot_bytes: 0,
             filled: VecDeque::new(),
             tied: BTreeMap::new(),
-            tied_so_far: 0,
+            tie_count: 0,
             tied_bytes: 0,
             recorded_steps: 0,
-            undrained: false,
+            must_report_drained: false,
             last: None,
         }
     }
@@ -96,26 +98,26 @@ impl<F> Queues<F> {
         }
     }
 
-    /// Returns the number of frames in the lanes, and their weight.
-    pub(super) fn in_lanes(&self) -> (usize, usize) {
-        let ((high, high_bytes), (low, low_bytes)) = (self.high.queued(), self.low.queued());
+    /// Returns the number and the total weight of the frames in the lanes.
+    pub(super) fn lane_totals(&self) -> (usize, usize) {
+        let ((high, high_bytes), (low, low_bytes)) = (self.high.totals(), self.low.totals());
         (high + low, high_bytes + low_bytes)
     }
 
     /// Returns the size of all queued frames, tied ones included.
     pub(super) fn bytes(&self) -> usize {
-        self.in_lanes().1 + self.slot_bytes + self.tied_bytes
+        self.lane_totals().1 + self.slot_bytes + self.tied_bytes
     }
 
     /// Returns the size of all queued frames except those of a slot.
     pub(super) fn bytes_except(&self, slot: Slot) -> usize {
-        self.bytes() - self.slots.get(&slot).map_or(0, Latest::size)
+        self.bytes() - self.slots.get(&slot).map_or(0, SlotFrames::size)
     }
 
     /// Returns the memory of all queued frames, with their entries in the queues.
     pub(super) fn held_bytes(&self) -> usize {
-        let frames = self.in_lanes().0 + self.slots.len() + self.tied.len();
-        self.bytes() + frames * size_of::<Latest<F>>()
+        let frames = self.lane_totals().0 + self.slots.len() + self.tied.len();
+        self.bytes() + frames * size_of::<SlotFrames<F>>()
     }
 
     /// Whether no frame is queued, tied ones included.
@@ -127,17 +129,17 @@ impl<F> Queues<F> {
         !self.tied.is_empty()
     }
 
-    /// Holds a frame or slot back until this request has been answered.
+    /// Ties a frame or slot to the reply to the request with this number.
     pub(super) fn tie(&mut self, after: u64, tied: Tied<F>) {
-        self.tied_so_far += 1;
+        self.tie_count += 1;
         if let Tied::Frame(_, queued) = &tied {
             self.tied_bytes += queued.weight as usize;
         }
-        self.tied.insert((after, self.tied_so_far), tied);
+        self.tied.insert((after, self.tie_count), tied);
     }
 
-    /// Moves frames and slots that were tied to the first `answered` requests to the end of their queues.
-    pub(super) fn release(&mut self, answered: u64) {
+    /// Moves the frames and slots that are tied to the first `answered` requests to the end of their queues.
+    pub(super) fn release_tied(&mut self, answered: u64) {
         while let Some(first) = self.tied.first_entry().filter(|first| first.key().0 <= answered) {
             match first.remove() {
                 Tied::Frame(priority, queued) => {
@@ -153,41 +155,41 @@ impl<F> Queues<F> {
     pub(super) fn push_latest(
         &mut self,
         slot: Slot,
-        newer: Unsent<F>,
+        newer: SlotFrame<F>,
         options: &PushOptions<F>,
-    ) -> Result<[Option<Unsent<F>>; 2], Unsent<F>> {
+    ) -> Result<[Option<SlotFrame<F>>; 2], SlotFrame<F>> {
         let unsent = self.slots.get(&slot);
-        let others = self.slot_bytes - unsent.map_or(0, Latest::size);
+        let others = self.slot_bytes - unsent.map_or(0, SlotFrames::size);
         let bytes = others.saturating_add(newer.size);
-        // A frame that is larger than the limit is accepted if no other slot holds any.
+        // A frame that is larger than the limit is accepted if all other slots are empty.
         let is_too_large = others > 0 && bytes > options.slot_bytes;
-        if is_too_large || unsent.is_none() && self.slots.len() >= options.slots {
+        if is_too_large || unsent.is_none() && self.slots.len() >= options.max_slots {
             return Err(newer);
         }
         match self.slots.entry(slot) {
             Entry::Occupied(mut unsent) => {
-                // The slot keeps its position. If it is too early for the frame, the slot is tied when its turn comes.
+                // The slot keeps its position. If the frame is still tied when the position is reached, `pop_slot` ties the slot.
                 let replaced = unsent.get_mut().replace(newer, options.slot_bytes.saturating_sub(bytes));
                 self.slot_bytes = others + unsent.get().size();
                 Ok(replaced)
             }
             Entry::Vacant(vacant) => {
                 self.slot_bytes = bytes;
-                self.undrained = true;
-                vacant.insert(Latest { earlier: None, newest: newer });
+                self.must_report_drained = true;
+                vacant.insert(SlotFrames { earlier: None, newest: newer });
                 self.filled.push_back(slot);
                 Ok([None, None])
             }
         }
     }
 
-    /// Takes the next frame of a slot, and the older frame of the same slot that it makes obsolete. Slots that wait for a reply
-    /// which is not among the first `answered` are tied, and `has_tied` is set.
-    pub(super) fn next_slot(&mut self, answered: u64, has_tied: &AtomicBool) -> Option<(F, Option<Unsent<F>>)> {
+    /// Takes the frame of the next slot, and the earlier frame of the slot that it makes obsolete. If the newest frame is tied to a
+    /// request after the first `answered` ones, the slot is tied and `has_tied` is set; its earlier frame may be taken.
+    pub(super) fn pop_slot(&mut self, answered: u64, has_tied: &AtomicBool) -> Option<(F, Option<SlotFrame<F>>)> {
         loop {
             let slot = self.filled.pop_front()?;
             let Entry::Occupied(mut latest) = self.slots.entry(slot) else { continue };
-            let Latest { earlier, newest } = latest.get_mut();
+            let SlotFrames { earlier, newest } = latest.get_mut();
             if newest.after <= answered {
                 let latest = latest.remove();
                 self.slot_bytes -= latest.size();
@@ -197,15 +199,15 @@ impl<F> Queues<F> {
             let after = earlier.as_ref().map_or(newest.after, |earlier| earlier.after);
             self.tie(after, Tied::Slot(slot));
             has_tied.store(true, SeqCst);
-            if let Some(Unsent { frame, size, .. }) = ready {
+            if let Some(SlotFrame { frame, size, .. }) = ready {
                 self.slot_bytes -= size;
                 return Some((frame, None));
             }
         }
     }
 
-    /// Empties a slot and removes its position, so that it has only one when it is filled again. Returns its frames.
-    pub(super) fn clear_latest(&mut self, slot: Slot) -> Option<Latest<F>> {
+    /// Removes a slot and its position, so that it has only one position when it is filled again. Returns its frames.
+    pub(super) fn take_slot(&mut self, slot: Slot) -> Option<SlotFrames<F>> {
         let latest = self.slots.remove(&slot)?;
         self.slot_bytes -= latest.size();
         if let Some(position) = self.filled.iter().position(|filled| *filled == slot) {
@@ -231,10 +233,10 @@ impl<F> Queues<F> {
 
     /// Takes all pushed frames, and the last frame.
     pub(super) fn drain(&mut self) -> Vec<F> {
-        self.release(u64::MAX);
+        self.release_tied(u64::MAX);
         let mut frames: Vec<F> = self.high.drain().chain(self.low.drain()).chain(self.last.take()).collect();
         self.slot_bytes = 0;
-        for Latest { earlier, newest } in self.filled.drain(..).filter_map(|slot| self.slots.remove(&slot)) {
+        for SlotFrames { earlier, newest } in self.filled.drain(..).filter_map(|slot| self.slots.remove(&slot)) {
             frames.extend(earlier.into_iter().chain([newest]).map(|unsent| unsent.frame));
         }
         frames

@@ -10,14 +10,14 @@ use super::{CloseCode, Message, WebSocket, WebSocketOptions};
 use crate::codec::{Batch, Codec};
 use crate::timeouts::MAX_DISCARDED_BYTES;
 
-/// Closes a stream that has been upgraded to a WebSocket, as its server: for a client that is not admitted. Sends a close frame
+/// Closes the server side of a stream that has been upgraded to a WebSocket, for a client that is not admitted. Sends a close frame
 /// with this code and reason, closes the sending side, and discards further input, at most 1 MiB, until the client has closed its
-/// side. A socket that is closed with unread input is reset, and the client might lose the close frame.
+/// side. Without that, the socket would be reset, and the client might lose the close frame.
 ///
 /// # Errors
 ///
-/// Returns an error if the stream fails, if the reason is longer than 123 bytes, and [`TimedOut`](io::ErrorKind::TimedOut) if it takes
-/// longer than `limit`. The stream is dropped in any case.
+/// Returns an error if the stream fails, if the code must not be sent, or if the reason is longer than 123 bytes. Returns
+/// [`TimedOut`](io::ErrorKind::TimedOut) if closing takes longer than `limit`. The stream is dropped in any case.
 pub async fn close<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     code: CloseCode,

@@ -1,10 +1,10 @@
 //! The codec of an established WebSocket.
 //!
-//! A message in one frame becomes a slice of the input. While it is incomplete it stays in the input, where each byte is unmasked
-//! and validated once, on arrival. Fragments are collected in a separate buffer as they arrive.
+//! A message in one frame becomes a slice of the input. While the message is incomplete, it stays in the input, where each byte is
+//! unmasked and validated once, on arrival. Fragments are collected in a separate buffer as they arrive.
 //!
-//! Closing handshake: either side sends a close frame, once, and then nothing more; the other side answers with its own close
-//! frame, and the connection is closed. Input that follows the peer's close frame or a protocol error is discarded.
+//! Closing handshake: one side sends a close frame and then nothing more; the other side replies with its own close frame, and the
+//! connection is closed. Input that follows the peer's close frame or a protocol error is discarded.
 
 use std::borrow::Cow;
 use std::{fmt, mem, str};
@@ -50,12 +50,12 @@ pub struct WebSocket {
     role: Role,
     options: WebSocketOptions,
     state: CloseState,
-    /// The frame whose header has been taken from the input, and whose payload is incomplete.
+    /// The incomplete payload of a frame whose header has been taken from the input.
     payload: Option<Payload>,
-    /// The message of which fragments have arrived.
+    /// The message that is being assembled from fragments.
     message: Option<Box<Fragments>>,
-    /// The number of messages in fragments that have begun.
-    fragmented: u64,
+    /// The number of fragmented messages that have begun.
+    fragmented_messages: u64,
     /// The validator of the incomplete text in `payload` or `message`.
     utf8: Utf8,
     /// The payloads of unanswered pings, each after a byte with its length. At most [`MAX_PING_BYTES`].
@@ -66,13 +66,13 @@ pub struct WebSocket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WebSocketOptions {
-    /// Limit of a frame, in bytes. Default: 1 MiB, as for a message, because a sender may send it in one frame.
+    /// Limit of a frame, in bytes. Default: 1 MiB, as for a message, because a message may be sent in one frame.
     pub max_frame: usize,
     /// Limit of a message with all its fragments, in bytes. Default: 1 MiB, far above a usual message, and a thousand peers that
     /// all send the largest message fit in 1 GiB.
     pub max_message: usize,
-    /// Limit of the fragments of a message. Default: 1024, the largest message in fragments of a kilobyte, which is smaller than
-    /// usual buffers; a peer that sends one byte per fragment is soon stopped.
+    /// Limit of the number of fragments of a message. Default: 1024, enough for the largest message in fragments of 1 KiB, and few
+    /// enough to stop a peer that sends one byte per fragment.
     pub max_fragments: usize,
 }
 
@@ -130,15 +130,15 @@ struct Payload {
     fin: bool,
     /// The key for the first byte that is not unmasked.
     key: Option<Key>,
-    /// The number of bytes of the payload from the front of the input.
+    /// The number of payload bytes that are at the front of the input or still missing.
     len: usize,
-    /// The number of bytes that are unmasked and validated.
-    seen: usize,
+    /// The number of bytes at the front of the input that are unmasked and validated.
+    processed: usize,
 }
 
-/// A decoded message. Smaller than [`Message`], which has space for a head, and therefore cheaper to move.
+/// A decoded message. It is cheaper to move than a [`Message`], which has space for a head.
 enum Decoded {
-    /// Text has been validated.
+    /// The body of a text message has been validated.
     Data {
         is_text: bool,
         body: Bytes,
@@ -180,7 +180,7 @@ impl WebSocket {
             state: CloseState::Open,
             payload: None,
             message: None,
-            fragmented: 0,
+            fragmented_messages: 0,
             utf8: Utf8::default(),
             pings: Vec::new(),
         }
@@ -205,13 +205,14 @@ impl WebSocket {
     /// Decodes the header at the front of the input.
     #[inline]
     fn header(&self, input: &[u8]) -> Result<Option<Header>, WebSocketError> {
-        let begun = self.message.as_ref();
-        let begun = begun.map(|message| PartialMessage { fragments: message.count, len: message.bytes.len() });
-        Header::read(input, &FrameRules { masked: self.role == Role::Server, options: &self.options, begun })
+        let message = self.message.as_ref();
+        let partial = message.map(|message| PartialMessage { fragments: message.count, len: message.bytes.len() });
+        Header::read(input, &FrameRules { must_mask: self.role == Role::Server, options: &self.options, partial })
     }
 
+    /// Decodes up to the end of the next message, pong or close frame.
     #[inline]
-    fn next(&mut self, input: &mut BytesMut) -> Result<Option<Decoded>, WebSocketError> {
+    fn decode_next(&mut self, input: &mut BytesMut) -> Result<Option<Decoded>, WebSocketError> {
         while self.may_receive() {
             let close_sent = self.state == CloseState::CloseSent;
             let decoded = if let Some(payload) = self.payload.take() {
@@ -255,16 +256,16 @@ impl WebSocket {
             is_text = message.is_text;
             message.count += 1;
         } else if !header.fin {
-            self.fragmented += 1;
+            self.fragmented_messages += 1;
             self.message = Some(Box::new(Fragments { is_text, count: 1, bytes: Vec::new() }));
         }
-        self.payload = Some(Payload { is_text, fin: header.fin, key: header.key, len: header.len, seen: 0 });
+        self.payload = Some(Payload { is_text, fin: header.fin, key: header.key, len: header.len, processed: 0 });
     }
 
     /// Decodes the bytes of a payload that have arrived. Stores the payload if it is incomplete.
     fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Decoded>, WebSocketError> {
         let end = payload.len.min(input.len());
-        let arrived = &mut input[payload.seen..end];
+        let arrived = &mut input[payload.processed..end];
         let is_ascii = unmask(arrived, payload.key);
         if payload.is_text && !(is_ascii && self.utf8.is_complete()) {
             self.utf8.feed(arrived).map_err(|InvalidUtf8| WebSocketError::InvalidUtf8)?;
@@ -286,7 +287,7 @@ impl WebSocket {
         } else {
             if end < payload.len {
                 grow_input(input, payload.len);
-                payload.seen = end;
+                payload.processed = end;
                 self.payload = Some(payload);
                 return Ok(None);
             }
@@ -340,6 +341,7 @@ impl WebSocket {
         };
     }
 
+    /// Returns a random masking key, or `None` for a server.
     #[inline]
     fn key(&self) -> Option<Key> {
         (self.role == Role::Client).then(rand::random)
@@ -402,9 +404,9 @@ impl Codec for WebSocket {
     type Error = WebSocketError;
 
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
-        match self.next(input) {
+        match self.decode_next(input) {
             // Text was validated as it arrived.
-            Ok(Some(Decoded::Data { is_text: true, body })) => Ok(Some(Message::Text(Text::checked(body)))),
+            Ok(Some(Decoded::Data { is_text: true, body })) => Ok(Some(Message::Text(Text::from_validated(body)))),
             Ok(Some(Decoded::Data { is_text: false, body })) => Ok(Some(Message::Binary(Frame::from(body)))),
             Ok(Some(Decoded::Pong(payload))) => Ok(Some(Message::Pong(payload))),
             Ok(Some(Decoded::Close(close))) => Ok(Some(Message::Close(close))),
@@ -416,7 +418,7 @@ impl Codec for WebSocket {
         }
     }
 
-    /// All complete frames in `input` have been decoded before. The stream may end when the peer's close frame has arrived.
+    /// The stream may end only after the peer's close frame. All complete frames in `input` have been decoded before.
     fn finish(&mut self, input: &BytesMut) -> Result<(), WebSocketError> {
         if !self.may_receive() {
             return Ok(());
@@ -469,7 +471,7 @@ impl Codec for WebSocket {
     }
 
     fn partial_message(&self) -> Option<u64> {
-        self.message.as_ref().map(|_| self.fragmented)
+        self.message.as_ref().map(|_| self.fragmented_messages)
     }
 
     fn is_closing(&self) -> bool {

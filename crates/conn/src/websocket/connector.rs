@@ -13,7 +13,7 @@ pub struct WebSocketConnector<C> {
 }
 
 impl<C: Connect> WebSocketConnector<C> {
-    /// Creates a connector with this handshake, which gets a new key at every attempt.
+    /// Creates a connector with this handshake. Every attempt to connect has a new key.
     pub fn new(inner: C, handshake: ClientHandshake) -> Self {
         Self { inner, handshake }
     }

@@ -1,7 +1,7 @@
 //! The header of a frame: its kind, its length and its mask.
 //!
-//! Rules are checked in the order of the bytes that they concern, each as soon as its bytes have arrived. So a stream fails with
-//! the same error however it is split, and before the payload of an invalid frame is awaited.
+//! Rules are checked in the order of the bytes that they apply to, each as soon as its bytes have arrived. So the error of an invalid
+//! frame is the same however the input is split, and is reported before the payload has arrived.
 
 use super::mask::Key;
 use super::{WebSocketError, WebSocketOptions};
@@ -52,13 +52,13 @@ pub(super) struct Header {
 /// The rules that a header is checked against.
 pub(super) struct FrameRules<'a> {
     /// Frames must be masked. If false, they must not be masked.
-    pub(super) masked: bool,
+    pub(super) must_mask: bool,
     pub(super) options: &'a WebSocketOptions,
-    /// The message in fragments that is incomplete, if there is one.
-    pub(super) begun: Option<PartialMessage>,
+    /// The incomplete fragmented message, if there is one.
+    pub(super) partial: Option<PartialMessage>,
 }
 
-/// The size of an incomplete message in fragments.
+/// The number of fragments and the length of an incomplete message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PartialMessage {
     pub(super) fragments: usize,
@@ -73,7 +73,7 @@ impl Header {
         let Some(&first) = input.first() else { return Ok(None) };
         let (fin, opcode) = rules.check_first(first)?;
         let Some(&second) = input.get(1) else { return Ok(None) };
-        match (second & MASKED != 0, rules.masked) {
+        match (second & MASKED != 0, rules.must_mask) {
             (false, true) => return Err(WebSocketError::Unmasked),
             (true, false) => return Err(WebSocketError::Masked),
             _ => {}
@@ -103,7 +103,7 @@ impl Header {
         };
         let len = rules.check_len(opcode, len)?;
         let mut key = None;
-        if rules.masked {
+        if rules.must_mask {
             key = input[size..].first_chunk().copied();
             if key.is_none() {
                 return Ok(None);
@@ -162,7 +162,7 @@ impl FrameRules<'_> {
             0xa => Opcode::Pong,
             opcode => return Err(WebSocketError::ReservedOpcode { opcode }),
         };
-        match (opcode, self.begun) {
+        match (opcode, self.partial) {
             (Opcode::Close | Opcode::Ping | Opcode::Pong, _) => {
                 if !fin {
                     return Err(WebSocketError::FragmentedControl);
@@ -186,20 +186,21 @@ impl FrameRules<'_> {
         if fragments < max_fragments { Ok(()) } else { Err(WebSocketError::TooManyFragments { max_fragments }) }
     }
 
+    /// Checks the announced length of a frame, and returns it.
     #[inline]
     fn check_len(&self, opcode: Opcode, len: u64) -> Result<usize, WebSocketError> {
         let WebSocketOptions { max_frame, max_message, .. } = *self.options;
-        let Ok(fitting) = usize::try_from(len) else { return Err(WebSocketError::FrameTooLarge { len, max_frame }) };
+        let Ok(frame_len) = usize::try_from(len) else { return Err(WebSocketError::FrameTooLarge { len, max_frame }) };
         if opcode.is_control() {
-            return Ok(fitting);
+            return Ok(frame_len);
         }
-        if fitting > max_frame {
+        if frame_len > max_frame {
             return Err(WebSocketError::FrameTooLarge { len, max_frame });
         }
-        let whole = self.begun.map_or(0, |begun| begun.len).saturating_add(fitting);
-        if whole > max_message {
-            return Err(WebSocketError::MessageTooLarge { len: whole as u64, max_message });
+        let message_len = self.partial.map_or(0, |partial| partial.len).saturating_add(frame_len);
+        if message_len > max_message {
+            return Err(WebSocketError::MessageTooLarge { len: message_len as u64, max_message });
         }
-        Ok(fitting)
+        Ok(frame_len)
     }
 }

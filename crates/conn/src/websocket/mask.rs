@@ -9,7 +9,7 @@ pub(super) fn after(key: Key, n: usize) -> Key {
     u32::from_le_bytes(key).rotate_right((n & 3) as u32 * 8).to_le_bytes()
 }
 
-/// Masks or unmasks in place. Returns whether the result is ASCII, which costs almost nothing here.
+/// Masks or unmasks in place. Returns whether the result is ASCII, which is almost free to find out here.
 pub(super) fn apply(bytes: &mut [u8], key: Key) -> bool {
     match bytes.len() {
         8.. => apply_words(bytes, key),
@@ -49,6 +49,7 @@ fn apply_words(bytes: &mut [u8], key: Key) -> bool {
     seen & 0x8080_8080_8080_8080 == 0
 }
 
+/// Repeats the key to the width of a word.
 fn wide(key: Key) -> u64 {
     u64::from(u32::from_le_bytes(key)) * 0x1_0000_0001
 }

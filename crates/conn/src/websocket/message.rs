@@ -27,7 +27,7 @@ pub enum Message {
     /// A ping, which the peer answers with a [`Pong`](Self::Pong) of the same payload, at most 125 bytes. Only sent: the codec answers
     /// received pings itself.
     Ping(Bytes),
-    /// The answer to a ping, or an unsolicited heartbeat. At most 125 bytes.
+    /// The reply to a ping, or an unsolicited heartbeat. At most 125 bytes.
     Pong(Bytes),
     /// The last message of either side. The codec answers a received close frame, unless the application sends one first.
     Close(Option<CloseFrame>),
@@ -92,8 +92,8 @@ pub struct Text(
 );
 
 impl Text {
-    /// Creates a text from bytes that have been validated.
-    pub(super) fn checked(body: Bytes) -> Self {
+    /// Creates a text from bytes that the caller has validated.
+    pub(super) fn from_validated(body: Bytes) -> Self {
         debug_assert!(str::from_utf8(&body).is_ok());
         Self(Frame::from(body))
     }
@@ -109,7 +109,7 @@ impl Text {
         str::from_utf8(self.0.head()).unwrap_or_default()
     }
 
-    /// Returns the body, which other messages may share. Received text is all body.
+    /// Returns the body, which other messages may share. The body of received text is the whole text.
     pub fn body(&self) -> &str {
         // SAFETY: the body was validated when it arrived, or comes from a `str`, or passed `from_utf8`; and the contents of
         // `Bytes` never change.

@@ -1,11 +1,11 @@
 //! The WebSocket protocol (RFC 6455), for servers and clients.
 //!
-//! [`WebSocket`] is the codec of an established connection: it turns bytes into [`Message`]s and back. A server does the handshake by
-//! [`accept`], or by [`check_upgrade`] if it has an HTTP library; a client connects by a [`WebSocketConnector`]. Codec and handshakes
-//! have no I/O and no clock. Extensions are neither offered nor accepted, so the reserved bits of a frame are errors.
+//! [`WebSocket`] is the codec of an established connection: it turns bytes into [`Message`]s and back. A server performs the handshake
+//! with [`accept`], or with [`check_upgrade`] if it uses an HTTP library. A client connects with a [`WebSocketConnector`]. The codec and
+//! the handshakes have no I/O and no clock. Extensions are neither offered nor accepted, so the reserved bits of a frame are errors.
 //!
-//! Input is checked as it arrives: a stream fails where it breaks a rule, not at the end of the frame, and with the same error
-//! however it is split. Memory grows with the bytes that have arrived, not with the announced length.
+//! Input is checked as it arrives: an error is reported at the first invalid byte, not at the end of the frame, and is the same however
+//! the input is split. Memory grows with the bytes that have arrived, not with the announced length.
 
 mod close;
 mod codec;

@@ -7,19 +7,19 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{ClientHandshake, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded};
 
-/// Reads a request to upgrade to a WebSocket and accepts it, for servers without an HTTP library; any other request is refused with
-/// an HTTP response. `choose` picks one of the offered subprotocols, or none.
+/// Reads a request to upgrade to a WebSocket and accepts it, for servers without an HTTP library. Any other request is refused with
+/// an HTTP response. `choose` returns one of the offered subprotocols, or `None`.
 ///
-/// Returns the bytes that were read after the request, for [`Permit::run`](crate::Permit::run). It has no timeout of its own:
-/// [`Supervisor::serve_with`](crate::Supervisor::serve_with) has one. Servers that have an HTTP library use
-/// [`check_upgrade`](crate::websocket::check_upgrade).
+/// Returns the bytes that were read after the request, for [`Permit::run`](crate::Permit::run). The function has no timeout, but
+/// [`Supervisor::serve_with`](crate::Supervisor::serve_with) has one. Servers that use an HTTP library call
+/// [`check_upgrade`](crate::websocket::check_upgrade) instead.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     choose: impl FnOnce(&UpgradeRequest) -> Option<String>,
 ) -> io::Result<Vec<u8>> {
     let mut handshake = ServerHandshake::new();
     let mut input = BytesMut::new();
-    let answer = loop {
+    let response = loop {
         match handshake.decode(&mut input) {
             Ok(Some(request)) => break request.accept(choose(&request).as_deref()),
             Ok(None) => read(socket, &mut input).await?,
@@ -27,9 +27,9 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         }
     };
     let refused = |error: ServerHandshakeError| io::Error::new(io::ErrorKind::InvalidData, error);
-    match answer {
-        Ok(answer) => {
-            socket.write_all(&answer).await?;
+    match response {
+        Ok(response) => {
+            socket.write_all(&response).await?;
             socket.flush().await?;
             Ok(input.to_vec())
         }
@@ -41,7 +41,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Performs the handshake of a client. Returns the result of the handshake, and bytes that were read after the response.
+/// Performs the handshake of a client. Returns its result, and the bytes that were read after the response.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     mut handshake: ClientHandshake,

@@ -2,8 +2,7 @@
 
 use std::str;
 
-/// An incremental UTF-8 validator. It fails at the first byte that cannot continue the text, not at the end of the chunk or of the
-/// text.
+/// An incremental UTF-8 validator. It fails at the first invalid byte, not at the end of the chunk or of the text.
 #[derive(Debug, Default)]
 pub(super) struct Utf8 {
     /// The first `len` bytes are the beginning of an incomplete character.

@@ -8,7 +8,8 @@ use bytes::BytesMut;
 use httparse::{EMPTY_HEADER, Response};
 
 use super::{
-    HeadReader, HeadTooLarge, MAX_HEAD_BYTES, MAX_HEADERS, accept_key, fields, has_token, is_token, only, values,
+    HeadReader, HeadTooLarge, MAX_HEAD_BYTES, MAX_HEADERS, accept_key, fields, has_token, is_token, single_value,
+    values,
 };
 
 /// The handshake of a client. The caller sends [`request`](Self::request) and passes the received bytes to
@@ -158,7 +159,7 @@ impl ClientHandshake {
         Ok(self)
     }
 
-    /// Returns the bytes to send.
+    /// Returns the bytes of the request.
     pub fn request(&self) -> Vec<u8> {
         let Self { host, path, key, subprotocols, headers, .. } = self;
         let subprotocols = match &subprotocols[..] {
@@ -179,8 +180,8 @@ impl ClientHandshake {
         let Some(head) = head else { return Ok(None) };
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut response = Response::new(&mut headers);
-        // httparse skips leading empty lines and accepts bare line feeds. Both are rejected, because then the end of the head that it
-        // finds differs from ours.
+        // httparse skips leading empty lines and accepts bare line feeds. Then it finds another end of the head than `HeadReader`, and
+        // the response is rejected.
         if response.parse(&head)? != httparse::Status::Complete(head.len()) {
             return Err(httparse::Error::Version.into());
         }
@@ -194,17 +195,17 @@ impl ClientHandshake {
         {
             return Err(ClientHandshakeError::Refused { status });
         }
-        let upgrade = only(headers, "upgrade").is_some_and(|value| value.eq_ignore_ascii_case(b"websocket"));
+        let upgrade = single_value(headers, "upgrade").is_some_and(|value| value.eq_ignore_ascii_case(b"websocket"));
         if response.version != Some(1) || !upgrade || !has_token(headers, "connection", "upgrade") {
             return Err(ClientHandshakeError::NotUpgraded);
         }
-        if only(headers, "sec-websocket-accept") != Some(accept_key(&self.key).as_bytes()) {
+        if single_value(headers, "sec-websocket-accept") != Some(accept_key(&self.key).as_bytes()) {
             return Err(ClientHandshakeError::WrongAccept);
         }
         if values(headers, "sec-websocket-extensions").any(|value| !value.is_empty()) {
             return Err(ClientHandshakeError::UnofferedExtension);
         }
-        let subprotocol = match only(headers, "sec-websocket-protocol") {
+        let subprotocol = match single_value(headers, "sec-websocket-protocol") {
             Some(chosen) => {
                 let offered = self.subprotocols.iter().find(|offered| offered.as_bytes() == chosen);
                 Some(offered.ok_or(ClientHandshakeError::UnofferedSubprotocol)?.clone())

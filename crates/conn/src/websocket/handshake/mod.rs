@@ -1,7 +1,7 @@
 //! The handshakes that turn a connection into a WebSocket: an HTTP request and its response.
 //!
-//! They read no further than the end of the head: bytes that follow stay in the input, for the codec. The size of a head is
-//! limited, and it is parsed once, when it is complete.
+//! A handshake takes only the head of the request or response from the input. The bytes that follow stay there for the codec. The size
+//! of a head is limited, and the head is parsed once, when it is complete.
 
 mod client;
 mod rules;
@@ -17,9 +17,9 @@ pub use client::{ClientHandshake, ClientHandshakeError, Upgraded};
 pub use rules::{ServerHandshakeError, check_upgrade};
 pub use server::{ServerHandshake, UpgradeRequest};
 
-/// Limit of a head: what common servers allow, enough for cookies and tokens.
+/// Limit of a head, as in common servers, enough for cookies and tokens.
 const MAX_HEAD_BYTES: usize = 8192;
-/// Limit of the number of header fields: several times what browsers and proxies send.
+/// Limit of the number of header fields, several times the number that browsers and proxies send.
 const MAX_HEADERS: usize = 64;
 
 /// Returns the `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`.
@@ -33,7 +33,7 @@ fn accept_key(sec_websocket_key: &str) -> String {
 #[derive(Debug)]
 struct HeadTooLarge;
 
-/// Finds the end of a head incrementally, without searching bytes again.
+/// Finds the end of a head incrementally, without searching the same bytes twice.
 #[derive(Debug, Clone, Default)]
 struct HeadReader {
     /// The number of bytes of the input that have been searched.
@@ -68,7 +68,7 @@ fn values<'h>(fields: &[Field<'h>], name: &str) -> impl Iterator<Item = &'h [u8]
 }
 
 /// Returns the value of the field with this name, if there is exactly one.
-fn only<'h>(fields: &[Field<'h>], name: &str) -> Option<&'h [u8]> {
+fn single_value<'h>(fields: &[Field<'h>], name: &str) -> Option<&'h [u8]> {
     let mut values = values(fields, name);
     values.next().filter(|_| values.next().is_none())
 }
@@ -83,7 +83,7 @@ fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
 }
 
-/// Whether this is a valid name of a field or of a subprotocol.
+/// Whether this is a token of HTTP: a valid name of a field or of a subprotocol.
 fn is_token(name: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }

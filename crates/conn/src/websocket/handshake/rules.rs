@@ -1,4 +1,4 @@
-//! The checks of a server in a handshake, for its own HTTP parser and for HTTP libraries.
+//! The checks of an upgrade request, for the HTTP parser of this crate and for servers that use an HTTP library.
 
 use std::str;
 
@@ -6,16 +6,16 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 
-use super::{MAX_HEAD_BYTES, accept_key, has_token, only, values};
+use super::{MAX_HEAD_BYTES, accept_key, has_token, single_value, values};
 
-/// Trailing bits that encode nothing are accepted: the example in RFC 6455 has some set.
+/// Accepts non-zero trailing bits, which the example in RFC 6455 has.
 const KEYS: GeneralPurpose =
     GeneralPurpose::new(&alphabet::STANDARD, GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true));
 
-/// Checks a request to upgrade to a WebSocket, for servers that read HTTP with a library. Returns the `Sec-WebSocket-Accept` of the
-/// response, which has status 101 and the headers `Upgrade: websocket` and `Connection: Upgrade`.
+/// Checks a request to upgrade to a WebSocket, for servers that use an HTTP library. Returns the `Sec-WebSocket-Accept` of the
+/// response, which must also have the status 101 and the headers `Upgrade: websocket` and `Connection: Upgrade`.
 ///
-/// `headers` are pairs of a name, in any case, and a value. The error has the response for the client. It is
+/// `headers` are pairs of a name, in any case, and a value. The error has the status and the headers of the refusal. It is
 /// [`NotUpgrade`](ServerHandshakeError::NotUpgrade) for every request without an `Upgrade: websocket` header.
 ///
 /// ```
@@ -44,21 +44,21 @@ pub fn check_upgrade(
     if !has_token(headers, "upgrade", "websocket") {
         return Err(ServerHandshakeError::NotUpgrade);
     }
-    if method != "GET" || !is_http_1_1 || only(headers, "host").is_none() {
+    if method != "GET" || !is_http_1_1 || single_value(headers, "host").is_none() {
         return Err(ServerHandshakeError::NotGet);
     }
     if !has_token(headers, "connection", "upgrade") {
         return Err(ServerHandshakeError::NoConnectionUpgrade);
     }
-    // A proxy would forward the bytes as a body, while they would be read as frames here.
+    // A proxy would forward the bytes after the head as a body, but here they would be read as frames.
     let has_length = values(headers, "content-length").any(|length| length.trim_ascii() != b"0");
     if has_length || values(headers, "transfer-encoding").next().is_some() {
         return Err(ServerHandshakeError::HasBody);
     }
-    if only(headers, "sec-websocket-version") != Some(b"13") {
+    if single_value(headers, "sec-websocket-version") != Some(b"13") {
         return Err(ServerHandshakeError::UnsupportedVersion);
     }
-    let key = only(headers, "sec-websocket-key").and_then(|key| str::from_utf8(key).ok());
+    let key = single_value(headers, "sec-websocket-key").and_then(|key| str::from_utf8(key).ok());
     let is_key = |key: &&str| KEYS.decode(key).is_ok_and(|nonce| nonce.len() == 16);
     key.filter(is_key).map(accept_key).ok_or(ServerHandshakeError::InvalidKey)
 }
@@ -115,7 +115,7 @@ impl ServerHandshakeError {
         }
     }
 
-    /// Returns the headers of the refusal, in addition to those of any response.
+    /// Returns the headers that the refusal needs in addition to the usual ones.
     pub fn headers(&self) -> &'static [(&'static str, &'static str)] {
         match self.status() {
             426 => &[("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")],
@@ -123,7 +123,8 @@ impl ServerHandshakeError {
         }
     }
 
-    /// Returns the whole refusal, for servers without an HTTP library. The connection is closed after it.
+    /// Returns the complete HTTP response that refuses the request, for servers without an HTTP library. The connection must be closed
+    /// after it.
     pub fn refusal(&self) -> Vec<u8> {
         let (line, connection) = match self.status() {
             400 => ("400 Bad Request", "close"),

@@ -1,4 +1,4 @@
-//! The handshake of a server without an HTTP library: reads a request, and accepts or refuses it.
+//! The handshake of a server without an HTTP library: parses a request, and accepts or refuses it.
 
 use std::str;
 
@@ -9,8 +9,8 @@ use super::{
     HeadReader, HeadTooLarge, MAX_HEADERS, ServerHandshakeError, check_upgrade, fields, is_token, list, values,
 };
 
-/// The handshake of a server. Bytes that arrive go to [`decode`](Self::decode); the response is that of the
-/// [request](UpgradeRequest::accept) or of the [error](ServerHandshakeError::refusal).
+/// The handshake of a server. The caller passes the received bytes to [`decode`](Self::decode), and sends the response:
+/// [`UpgradeRequest::accept`], or [`ServerHandshakeError::refusal`] after an error.
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -50,8 +50,8 @@ impl ServerHandshake {
         let Some(head) = head else { return Ok(None) };
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut request = Request::new(&mut headers);
-        // httparse skips leading empty lines and accepts bare line feeds. Both are rejected, because then the end of the head that it
-        // finds differs from ours.
+        // httparse skips leading empty lines and accepts bare line feeds. Then it finds another end of the head than `HeadReader`, and
+        // the request is rejected.
         if request.parse(&head)? != httparse::Status::Complete(head.len()) {
             return Err(httparse::Error::Token.into());
         }

@@ -44,7 +44,7 @@ impl ClientProtocol for InOrder {
         if self.greeting { vec![frame("AUTH secret")] } else { vec![] }
     }
 
-    fn is_answered(&self, frame: &Frame) -> bool {
+    fn expects_reply(&self, frame: &Frame) -> bool {
         frame.body().starts_with(b"AUTH")
     }
 
