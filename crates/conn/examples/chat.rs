@@ -1,4 +1,4 @@
-//! A chat: every message of a member is pushed to all others. One of them does not read, and delays no other member.
+//! A chat: every message of a member is pushed to all other members. A member that does not read delays no other member.
 //!
 //! `cargo run -p tidewire-conn --example chat`
 

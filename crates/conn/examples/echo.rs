@@ -1,5 +1,4 @@
-//! An echo server of frames with a four-byte length. A client that is silent for a minute gets a ping, and is disconnected after
-//! two.
+//! An echo server of frames with a four-byte length. A client that is silent gets a ping after one minute, and is disconnected after two.
 //!
 //! `cargo run -p tidewire-conn --example echo` runs a server and a client; with an address it serves until Ctrl-C:
 //! `cargo run -p tidewire-conn --example echo -- 127.0.0.1:7000`

@@ -1,4 +1,4 @@
-//! High-priority pushes that overtake a reply: the pings of the server arrive between the frames of an endless stream.
+//! High-priority pushes that overtake a reply: pings arrive between the frames of an endless stream.
 //!
 //! `cargo run -p tidewire-conn --example heartbeat`
 
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 struct Feed;
 
-/// A stream of frames that share one kilobyte.
+/// An endless stream of frames that share a body of one kilobyte.
 struct Kilobytes(Bytes);
 
 impl Stream for Kilobytes {

@@ -1,4 +1,4 @@
-//! A codec of your own: a small RESP server for `redis-cli` and `redis-benchmark`, with strings and channels.
+//! A custom codec: a small RESP server for `redis-cli` and `redis-benchmark`, with strings and channels.
 //!
 //! `cargo run -p tidewire-conn --example redis_server -- 127.0.0.1:7379` serves until Ctrl-C.
 
@@ -64,7 +64,7 @@ impl Codec for Resp {
     }
 }
 
-/// Returns the words of a command, or none if the message is not a command.
+/// Returns the words of a command. The vector is empty if the message is not a command.
 fn words(message: &Message) -> Vec<Bytes> {
     let Message::Reply(Value::Array(words)) = message else { return Vec::new() };
     words.iter().filter_map(Value::as_bytes).cloned().collect()
@@ -94,7 +94,8 @@ fn ok() -> Value {
 }
 
 impl Store {
-    fn answer(&self, command: &[Bytes], context: &ConnectionContext<RespFrame>) -> Vec<Message> {
+    /// Executes a command, and returns its replies.
+    fn execute(&self, command: &[Bytes], context: &ConnectionContext<RespFrame>) -> Vec<Message> {
         let Some((name, arguments)) = command.split_first() else {
             return vec![Message::Reply(error("ERR a command is an array of strings"))];
         };
@@ -103,7 +104,7 @@ impl Store {
             (b"PING" | b"ECHO", [text]) => Value::Bulk(text.clone()),
             (b"GET", [key]) => lock(&self.strings).get(key).map_or(Value::Null, |text| Value::Bulk(text.clone())),
             (b"SET", [key, text]) => {
-                // The input is a slice of a larger read, which a string must not keep in memory.
+                // A slice of the input would keep the whole read buffer in memory.
                 let (key, text) = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(text));
                 lock(&self.strings).insert(key, text);
                 ok()
@@ -116,7 +117,7 @@ impl Store {
             (b"PUBLISH", [channel, text]) => integer(self.publish(channel, text)),
             (b"HELLO", _) => Value::Map(vec![(Value::from("server"), Value::from("tidewire-conn"))]),
             (b"SELECT" | b"CLIENT", _) => ok(),
-            // redis-benchmark and redis-cli send these, and go on without a result.
+            // redis-benchmark and redis-cli send these at startup, and an empty reply is enough.
             (b"CONFIG" | b"COMMAND", _) => Value::Array(Vec::new()),
             _ => error("ERR unknown command or wrong number of arguments"),
         };
@@ -136,7 +137,7 @@ impl Store {
         subscribed.collect()
     }
 
-    /// Pushes a text to all subscribers. It is dropped for those that do not read.
+    /// Pushes a text to all subscribers. The push is dropped for a subscriber that does not read. Returns the number of subscribers.
     fn publish(&self, channel: &Bytes, text: &Bytes) -> usize {
         let subscribers: Vec<_> =
             lock(&self.channels).get(channel).into_iter().flatten().map(|(_, handle)| handle.clone()).collect();
@@ -164,7 +165,7 @@ impl Protocol for Store {
     }
 
     fn on_frame(&self, command: RespFrame, context: &mut ConnectionContext<RespFrame>) -> Reply<RespFrame, Infallible> {
-        Reply::Frames(self.answer(&words(&command.0), context).into_iter().map(RespFrame).collect())
+        Reply::Frames(self.execute(&words(&command.0), context).into_iter().map(RespFrame).collect())
     }
 
     fn on_connection_closed(&self, _: &tidewire_conn::CloseReason<Self>, context: &mut ConnectionContext<RespFrame>) {

@@ -79,7 +79,7 @@ async fn serve(addr: &str) -> std::io::Result<()> {
     }
 }
 
-/// Sends no requests: every message of the server is a push.
+/// A client that sends no requests: every message of the server is a push.
 struct EchoBack;
 
 impl ClientProtocol for EchoBack {
@@ -118,7 +118,7 @@ async fn echo_back(host: &str, path: &str) -> Result<Option<Message>, Box<dyn st
     let mut first = None;
     while let Some(pushed) = pushes.recv().await {
         first.get_or_insert_with(|| pushed.frame.clone());
-        // Fails when the server has closed the connection; then the pushes end.
+        // Fails when the server has closed the connection. Then the pushes end too.
         let _ = client.send(pushed.frame).await;
     }
     running.await?;

@@ -19,7 +19,7 @@ static COUNTING: Mutex<()> = Mutex::const_new(());
 
 const REQUEST: &[u8] = b"\0\0\0\x05hello";
 /// Tolerance for allocations of the runtime.
-const SLACK: usize = 256 * 1024;
+const SLACK_BYTES: usize = 256 * 1024;
 
 struct Echo;
 
@@ -57,7 +57,7 @@ async fn ask(client: &mut TcpStream) {
 #[tokio::test]
 async fn memory_of_a_slow_consumer_is_bounded() {
     const FRAMES: usize = 20_000;
-    const BODY: usize = 4096;
+    const BODY_BYTES: usize = 4096;
     let _counting = COUNTING.lock().await;
     let (supervisor, port) = serve().await;
     let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
@@ -69,7 +69,7 @@ async fn memory_of_a_slow_consumer_is_bounded() {
         let handle = handle.clone();
         async move {
             for _ in 0..FRAMES {
-                handle.push_low_priority(Frame::from(Bytes::from(vec![b'x'; BODY]))).await.unwrap();
+                handle.push_low_priority(Frame::from(Bytes::from(vec![b'x'; BODY_BYTES]))).await.unwrap();
             }
         }
     });
@@ -81,16 +81,16 @@ async fn memory_of_a_slow_consumer_is_bounded() {
     while frames < FRAMES {
         let length = client.read_u32().await.unwrap() as usize;
         client.read_exact(&mut vec![0; length]).await.unwrap();
-        frames += usize::from(length == BODY);
+        frames += usize::from(length == BODY_BYTES);
         peak = peak.max(ALLOCATOR.live_bytes());
     }
     pushing.await.unwrap();
-    // A queue of one megabyte, a batch, and the copies while it grows.
+    // The queue of one megabyte, and the batch with the copies that are made when it grows.
     let held = peak - before;
-    assert!(held < (1 << 20) + 4 * 64 * 1024 + SLACK, "{held} bytes were held for a slow consumer");
+    assert!(held < (1 << 20) + 4 * 64 * 1024 + SLACK_BYTES, "{held} bytes were held for a slow consumer");
 }
 
-/// The burst takes more than a megabyte while it lasts.
+/// The frames of the burst take up more than a megabyte while they are queued.
 #[tokio::test]
 async fn idle_connection_releases_its_queues() {
     const SLOTS: u64 = 4096;
@@ -110,13 +110,13 @@ async fn idle_connection_releases_its_queues() {
     for _ in 0..SLOTS {
         client.read_exact(&mut [0; 5]).await.unwrap();
     }
-    let is_small = || ALLOCATOR.live_bytes() < before + SLACK;
+    let is_small = || ALLOCATOR.live_bytes() < before + SLACK_BYTES;
     wait_until_async("the memory of the burst is released", PATIENCE, async || is_small()).await;
 }
 
 #[tokio::test]
 async fn closed_connections_leak_no_memory() {
-    const WAVE: usize = 250;
+    const WAVE_CONNECTIONS: usize = 250;
     let _counting = COUNTING.lock().await;
     let (supervisor, port) = serve().await;
     let mut after_first = None;
@@ -124,13 +124,13 @@ async fn closed_connections_leak_no_memory() {
         // A different address in each wave, so that ports in TIME_WAIT do not run out.
         let server = SocketAddr::from(([127, 0, 0, 1 + wave], port));
         let mut clients = Vec::new();
-        for _ in 0..WAVE {
+        for _ in 0..WAVE_CONNECTIONS {
             clients.push(TcpSocket::new_v4().unwrap().connect(server).await.unwrap());
         }
         for client in &mut clients {
             ask(client).await;
         }
-        assert_eq!(supervisor.count(), WAVE);
+        assert_eq!(supervisor.count(), WAVE_CONNECTIONS);
         drop(clients);
         wait_until_async("all connections have ended", PATIENCE, async || supervisor.count() == 0).await;
         assert!(supervisor.sessions().is_empty());
@@ -138,7 +138,7 @@ async fn closed_connections_leak_no_memory() {
     }
     assert_eq!(supervisor.stats().admitted, 20_000);
     let (first, last) = (after_first.unwrap(), ALLOCATOR.live_bytes());
-    assert!(last < first + SLACK, "{first} bytes after {WAVE} connections, {last} after 20000");
+    assert!(last < first + SLACK_BYTES, "{first} bytes after {WAVE_CONNECTIONS} connections, {last} after 20000");
 }
 
 /// The future is most of the memory of an idle connection.

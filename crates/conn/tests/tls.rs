@@ -50,12 +50,13 @@ impl ClientProtocol for InOrder {
     }
 }
 
-struct Setting {
+/// Generated certificates, and servers and clients that use them.
+struct Fixture {
     certificates: Certificates,
     _folder: TempDir,
 }
 
-impl Setting {
+impl Fixture {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         Self { certificates: Certificates::generate(folder.path()), _folder: folder }
@@ -115,31 +116,34 @@ async fn ask<C: Connect>(connector: C) -> Result<Frame, RequestError> {
 
 #[tokio::test]
 async fn client_rejects_a_wrong_name_and_an_untrusted_authority() {
-    let setting = Setting::new();
-    let (supervisor, addr) = setting.serve(TlsServerOptions::default()).await;
-    let right = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+    let fixture = Fixture::new();
+    let (supervisor, addr) = fixture.serve(TlsServerOptions::default()).await;
+    let right = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", fixture.client()).unwrap();
     assert_eq!(ask(right).await.unwrap().body(), "hello");
 
-    let wrong = TlsConnector::new(TcpConnector::new(addr.clone()), "tide.example", setting.client()).unwrap();
+    let wrong = TlsConnector::new(TcpConnector::new(addr.clone()), "tide.example", fixture.client()).unwrap();
     assert_eq!(ask(wrong).await.unwrap_err(), RequestError::Closed);
 
-    let stranger = Setting::new();
+    let stranger = Fixture::new();
     let untrusted = TlsConnector::new(TcpConnector::new(addr), "localhost", stranger.client()).unwrap();
     let error = untrusted.connect().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
-    wait_until_async("both are counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 2).await;
+    wait_until_async("both failed handshakes are counted", PATIENCE, async || {
+        supervisor.stats().ended["handshake"] == 2
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn sni_selects_the_certificate_and_alpn_the_protocol() {
-    let setting = Setting::new();
-    let Certificates { named, named_key, .. } = &setting.certificates;
+    let fixture = Fixture::new();
+    let Certificates { named, named_key, .. } = &fixture.certificates;
     let options = TlsServerOptions::default()
-        .by_name([("tide.example".to_owned(), Setting::identity(named, named_key))])
+        .by_name([("tide.example".to_owned(), Fixture::identity(named, named_key))])
         .alpn([b"tide/2".to_vec(), b"tide/1".to_vec()]);
-    let (_supervisor, addr) = setting.serve(options).await;
+    let (_supervisor, addr) = fixture.serve(options).await;
     for name in ["tide.example", "localhost"] {
-        let mut client = setting.client();
+        let mut client = fixture.client();
         client.alpn = vec![b"tide/1".to_vec(), b"tide/0".to_vec()];
         let connector = TlsConnector::new(TcpConnector::new(addr.clone()), name, client).unwrap();
         let connected = connector.connect().await.unwrap();
@@ -150,56 +154,56 @@ async fn sni_selects_the_certificate_and_alpn_the_protocol() {
 
 #[tokio::test]
 async fn server_may_require_a_client_certificate() {
-    let setting = Setting::new();
-    let options = TlsServerOptions::default().clients(ClientCertificates::Required(setting.authorities()));
-    let (supervisor, addr) = setting.serve(options).await;
-    let anonymous = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+    let fixture = Fixture::new();
+    let options = TlsServerOptions::default().clients(ClientCertificates::Required(fixture.authorities()));
+    let (supervisor, addr) = fixture.serve(options).await;
+    let anonymous = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", fixture.client()).unwrap();
     // With TLS 1.3 the client gets the error only when it reads.
     assert!(ask(anonymous).await.is_err());
     wait_until_async("the end is counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 1).await;
 
-    let Certificates { client, client_key, .. } = &setting.certificates;
+    let Certificates { client, client_key, .. } = &fixture.certificates;
     let with_certificate = || {
-        let mut options = setting.client();
-        options.identity = Some(Setting::identity(client, client_key));
+        let mut options = fixture.client();
+        options.identity = Some(Fixture::identity(client, client_key));
         options
     };
     let connector = TlsConnector::new(TcpConnector::new(addr), "localhost", with_certificate()).unwrap();
     assert_eq!(ask(connector).await.unwrap().body(), "hello");
 
     // An optional certificate.
-    let options = TlsServerOptions::default().clients(ClientCertificates::Optional(setting.authorities()));
-    let (_supervisor, addr) = setting.serve(options).await;
-    for options in [with_certificate(), setting.client()] {
+    let options = TlsServerOptions::default().clients(ClientCertificates::Optional(fixture.authorities()));
+    let (_supervisor, addr) = fixture.serve(options).await;
+    for options in [with_certificate(), fixture.client()] {
         let connector = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", options).unwrap();
         assert_eq!(ask(connector).await.unwrap().body(), "hello");
     }
 }
 
-/// Invalid input, no input, and a connection that ends during the handshake.
+/// The handshakes fail because of invalid input, no input, and a connection that ends.
 #[tokio::test]
 async fn failed_handshake_ends_only_its_own_connection() {
-    let setting = Setting::new();
+    let fixture = Fixture::new();
     // Long enough for a valid handshake on a busy machine.
-    let (supervisor, addr) = setting.serve_within(TlsServerOptions::default(), Duration::from_secs(3)).await;
+    let (supervisor, addr) = fixture.serve_within(TlsServerOptions::default(), Duration::from_secs(3)).await;
     let mut invalid = TcpStream::connect(&addr).await.unwrap();
     invalid.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let silent = TcpStream::connect(&addr).await.unwrap();
     let mut cut = TcpStream::connect(&addr).await.unwrap();
     cut.write_all(&[22, 3, 1]).await.unwrap();
     drop(cut);
-    wait_until_async("all have ended", PATIENCE, async || supervisor.stats().ended["handshake"] == 3).await;
+    wait_until_async("all handshakes have ended", PATIENCE, async || supervisor.stats().ended["handshake"] == 3).await;
     // The server sends an alert and closes the connection.
     let _ = invalid.read_to_end(&mut Vec::new()).await;
     drop(silent);
-    let good = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
+    let good = TlsConnector::new(TcpConnector::new(addr), "localhost", fixture.client()).unwrap();
     assert_eq!(ask(good).await.unwrap().body(), "hello");
 }
 
 #[test]
 fn invalid_certificates_keys_and_names_are_rejected() {
-    let setting = Setting::new();
-    let Certificates { server, server_key, client_key, authority, .. } = &setting.certificates;
+    let fixture = Fixture::new();
+    let Certificates { server, server_key, client_key, authority, .. } = &fixture.certificates;
     let read = |path: &Path| fs::read(path).unwrap();
     assert!(matches!(Identity::from_pem(b"", &read(server_key)), Err(TlsError::NoCertificate)));
     assert!(matches!(Identity::from_pem(&read(server), b"no key"), Err(TlsError::Pem(_))));
@@ -251,9 +255,9 @@ impl ClientProtocol for WebSocketInOrder {
 
 #[tokio::test]
 async fn websocket_over_tls() -> io::Result<()> {
-    let setting = Setting::new();
-    let Certificates { server, server_key, .. } = &setting.certificates;
-    let tls = TlsServer::new(Setting::identity(server, server_key), TlsServerOptions::default()).unwrap();
+    let fixture = Fixture::new();
+    let Certificates { server, server_key, .. } = &fixture.certificates;
+    let tls = TlsServer::new(Fixture::identity(server, server_key), TlsServerOptions::default()).unwrap();
     let supervisor = Supervisor::builder(WebSocketEcho).build();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?.to_string();
@@ -267,7 +271,7 @@ async fn websocket_over_tls() -> io::Result<()> {
     };
     tokio::spawn(async move { supervisor.serve_with(listener, upgrade).await });
 
-    let secure = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
+    let secure = TlsConnector::new(TcpConnector::new(addr), "localhost", fixture.client()).unwrap();
     let connector = WebSocketConnector::new(secure, ClientHandshake::new("localhost", "/").unwrap());
     let (client, _pushes, connection) = Client::builder(WebSocketInOrder, connector).build();
     tokio::spawn(connection.run());
@@ -279,18 +283,18 @@ async fn websocket_over_tls() -> io::Result<()> {
 
 #[tokio::test]
 async fn replaced_certificate_applies_to_new_connections() {
-    let (old, new) = (Setting::new(), Setting::new());
+    let (old, new) = (Fixture::new(), Fixture::new());
     let tls = old.server(TlsServerOptions::default());
-    let (_supervisor, addr) = Setting::serve_tls(tls.clone(), Duration::from_mins(1)).await;
+    let (_supervisor, addr) = Fixture::serve_tls(tls.clone(), Duration::from_mins(1)).await;
     let connector =
-        |setting: &Setting| TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+        |fixture: &Fixture| TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", fixture.client()).unwrap();
     let options = ClientOptions::default().reconnect(false).request_timeout(Duration::from_mins(1));
     let (client, _pushes, connection) = Client::builder(InOrder, connector(&old)).options(options).build();
     tokio::spawn(connection.run());
     let hello = || Frame::from(Bytes::from_static(b"hello"));
     assert_eq!(client.request(hello()).await.unwrap().body(), "hello");
 
-    // The server uses a clone, which shares the settings.
+    // The server uses a clone of `tls`, which shares the settings.
     tls.replace(&new.server(TlsServerOptions::default()));
     assert_eq!(ask(connector(&new)).await.unwrap().body(), "hello");
     let error = connector(&old).connect().await.unwrap_err();

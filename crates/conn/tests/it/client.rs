@@ -14,7 +14,7 @@ use tidewire_conn::codec::{Codec, LengthDelimited};
 use tidewire_testkit::{CloseMode, FaultProxy, PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use crate::server::{Server, frame};
+use crate::test_server::{Server, frame};
 
 /// Replies are `number text`; frames without a number are pushes.
 struct Numbered {
@@ -196,7 +196,7 @@ async fn lost_connection_reports_whether_a_request_may_have_been_executed() {
     );
 }
 
-/// It waits for `max_in_flight`.
+/// The request waits for `max_in_flight`.
 #[tokio::test(start_paused = true)]
 async fn request_that_timed_out_before_it_was_queued_is_never_sent() {
     let mut harness = start(Numbered { greeting: false }, ClientOptions::default().max_in_flight(1));
@@ -232,7 +232,7 @@ async fn request_that_timed_out_in_the_queue_is_never_sent() {
     last.await.unwrap().unwrap();
 }
 
-/// Memory does not grow, and no push is lost.
+/// The queue of pushes stays bounded, and no push is lost.
 #[tokio::test(start_paused = true)]
 async fn client_stops_reading_when_the_push_queue_is_full() {
     let mut harness = start(Numbered { greeting: false }, ClientOptions::default().push_capacity(2));
@@ -256,7 +256,7 @@ async fn client_stops_reading_when_the_push_queue_is_full() {
     pushing.await.unwrap();
 }
 
-/// Queued frames and the last frame are sent first.
+/// Queued frames and the last frame are sent before the connection closes.
 #[tokio::test(start_paused = true)]
 async fn dropping_the_last_client_closes_the_connection() {
     let mut harness = start(Numbered { greeting: false }, ClientOptions::default());
@@ -313,10 +313,10 @@ async fn every_request_ends_once_while_connections_break() {
             })
         })
         .collect();
-    let cutting = async {
+    let break_connections = async {
         loop {
             let before = client.stats().connections.traffic.frames_in;
-            wait_until_async("some were answered", PATIENCE, async || {
+            wait_until_async("some requests are answered", PATIENCE, async || {
                 client.stats().connections.traffic.frames_in > before + 50
                     || asking.iter().all(tokio::task::JoinHandle::is_finished)
             })
@@ -327,7 +327,7 @@ async fn every_request_ends_once_while_connections_break() {
             proxy.cut(CloseMode::Reset);
         }
     };
-    cutting.await;
+    break_connections.await;
     for task in asking {
         task.await.unwrap();
     }

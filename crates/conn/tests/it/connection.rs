@@ -1,3 +1,5 @@
+//! Connections over real sockets: replies, failing handlers, limits, shutdown and statistics.
+
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use tidewire_conn::{AdmitError, ConnectionId, PushError, Shutdown, Supervisor};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use crate::server::{Client, Server, Words, frame};
+use crate::test_server::{Client, Server, Words, frame};
 
 #[tokio::test]
 async fn requests_are_answered_in_order() {
@@ -142,7 +144,7 @@ async fn concurrent_requests_are_answered_in_order() {
     }
     let words = server.supervisor.protocol();
     wait_until_async("the second is done", PATIENCE, async || words.quick.load(Ordering::SeqCst) == 1).await;
-    assert_eq!(words.commands.load(Ordering::SeqCst), 0, "nothing is answered out of turn");
+    assert_eq!(words.commands.load(Ordering::SeqCst), 0, "no reply comes before its turn");
     words.release.notify_one();
     for answer in ["waited", "quickly", "late-panic?", "one", "two", "fifth"] {
         assert_eq!(client.receive().await.as_deref(), Some(answer));
@@ -336,10 +338,10 @@ async fn aborted_task_reports_its_end() {
     assert_eq!(server.supervisor.count(), 0);
 }
 
-/// A socket with endless requests, which accepts all output at once.
+/// A socket that has endless requests as input, and accepts all output at once.
 #[derive(Default)]
 struct EndlessRequests {
-    /// The number of bytes that were read.
+    /// The number of bytes that the actor has read.
     read: Arc<AtomicUsize>,
 }
 

@@ -9,11 +9,11 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::server::Planned;
+use crate::test_server::Planned;
 
-const LARGE: usize = 8 << 20;
+const LARGE_BYTES: usize = 8 << 20;
 
-/// Answers `large` with eight megabytes, everything else with itself.
+/// Answers `large` with a frame of eight megabytes, and echoes other requests.
 struct Large;
 
 fn codec() -> Fragmented<LengthDelimited> {
@@ -35,7 +35,7 @@ impl Protocol for Large {
 }
 
 fn large() -> Frame {
-    Frame::from(Bytes::from(vec![b'x'; LARGE]))
+    Frame::from(Bytes::from(vec![b'x'; LARGE_BYTES]))
 }
 
 fn small(text: &'static str) -> Frame {

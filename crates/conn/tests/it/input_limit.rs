@@ -1,4 +1,4 @@
-//! `ConnectionContext::limit_input`: a limit on the input of one connection, which is raised later.
+//! `ConnectionContext::limit_input`: a limit on the input of one connection, which the protocol raises later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,17 +9,20 @@ use tidewire_conn::{ConnectionContext, Protocol, PushHandle, Reply, Supervisor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
 
-const BEFORE: usize = 100;
-const AFTER: usize = 5000;
-/// The size of an actor's read buffer.
+/// The limit of a new connection.
+const BEFORE_BYTES: usize = 100;
+/// The limit after `open`.
+const AFTER_BYTES: usize = 5000;
+/// The size of the read buffer of an actor.
 const READ_BUFFER_BYTES: u64 = 16 * 1024;
 
-/// Connections are limited until they send `open`. `wait` is answered when it is released; any other message with its length.
-struct Guarded {
+/// Limits the input of a connection until it sends `open`. `wait` is answered when the test notifies `release`, and any other message
+/// with its length.
+struct Limiting {
     release: Arc<Notify>,
 }
 
-impl Protocol for Guarded {
+impl Protocol for Limiting {
     type Frame = Message;
     type Codec = WebSocket;
     type ProtocolError = Infallible;
@@ -29,13 +32,13 @@ impl Protocol for Guarded {
     }
 
     fn on_connection_setup(&self, _: PushHandle<Message>, context: &mut ConnectionContext<Message>) {
-        context.limit_input(BEFORE);
+        context.limit_input(BEFORE_BYTES);
     }
 
     fn on_frame(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let text = message.as_text().unwrap_or_default();
         match text {
-            "open" => context.limit_input(AFTER),
+            "open" => context.limit_input(AFTER_BYTES),
             "wait" => {
                 let release = Arc::clone(&self.release);
                 return Reply::future(async move {
@@ -49,17 +52,17 @@ impl Protocol for Guarded {
     }
 }
 
-/// Returns the far side of a new connection.
-fn connect(supervisor: &Supervisor<Guarded>) -> DuplexStream {
+/// Returns the peer's end of a new connection.
+fn connect(supervisor: &Supervisor<Limiting>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(1 << 20);
     let permit = supervisor.admit(([127, 0, 0, 1], 1).into()).unwrap();
     tokio::spawn(permit.run(near, Vec::new()));
     far
 }
 
-fn guarded() -> (Supervisor<Guarded>, Arc<Notify>) {
+fn limiting() -> (Supervisor<Limiting>, Arc<Notify>) {
     let release = Arc::new(Notify::new());
-    (Supervisor::builder(Guarded { release: Arc::clone(&release) }).build(), release)
+    (Supervisor::builder(Limiting { release: Arc::clone(&release) }).build(), release)
 }
 
 /// Returns a masked frame with this first byte and a masking key of zeros.
@@ -91,21 +94,21 @@ async fn receive(far: &mut DuplexStream) -> Vec<u8> {
 
 #[tokio::test(start_paused = true)]
 async fn frame_is_limited_until_the_protocol_raises_the_limit() {
-    let (supervisor, _) = guarded();
+    let (supervisor, _) = limiting();
     let too_large = CloseCode::TOO_BIG.get().to_be_bytes();
     let mut far = connect(&supervisor);
-    far.write_all(&[text(BEFORE), text(BEFORE + 1)].concat()).await.unwrap();
+    far.write_all(&[text(BEFORE_BYTES), text(BEFORE_BYTES + 1)].concat()).await.unwrap();
     assert_eq!(receive(&mut far).await, b"100");
     assert_eq!(receive(&mut far).await, too_large);
 
-    // In fragments that are each within the limit.
+    // A message above the limit, in fragments that are each within it.
     let mut far = connect(&supervisor);
     far.write_all(&[masked(0x01, &[b'x'; 60]), masked(0x80, &[b'x'; 41])].concat()).await.unwrap();
     assert_eq!(receive(&mut far).await, too_large);
 
-    // The large frame arrives together with the one that raises the limit.
+    // The large frame arrives together with the frame that raises the limit.
     let mut far = connect(&supervisor);
-    far.write_all(&[masked(0x81, b"open"), text(AFTER), text(AFTER + 1)].concat()).await.unwrap();
+    far.write_all(&[masked(0x81, b"open"), text(AFTER_BYTES), text(AFTER_BYTES + 1)].concat()).await.unwrap();
     assert_eq!(receive(&mut far).await, b"4");
     assert_eq!(receive(&mut far).await, b"5000");
     assert_eq!(receive(&mut far).await, too_large);
@@ -114,14 +117,14 @@ async fn frame_is_limited_until_the_protocol_raises_the_limit() {
 #[tokio::test(start_paused = true)]
 async fn read_ahead_is_limited() {
     const FRAMES: usize = 2000;
-    let (supervisor, release) = guarded();
+    let (supervisor, release) = limiting();
     let mut far = connect(&supervisor);
     far.write_all(&masked(0x81, b"wait")).await.unwrap();
     far.write_all(&text(50).repeat(FRAMES)).await.unwrap();
     // A paused clock advances when all tasks wait.
     tokio::time::sleep(Duration::from_millis(1)).await;
     let read = supervisor.sessions().list()[0].counters().bytes_in;
-    assert!(read <= READ_BUFFER_BYTES + BEFORE as u64, "{read} bytes were read ahead");
+    assert!(read <= READ_BUFFER_BYTES + BEFORE_BYTES as u64, "{read} bytes were read ahead");
     release.notify_one();
     assert_eq!(receive(&mut far).await, b"waited");
     for _ in 0..FRAMES {

@@ -16,12 +16,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::server::frame;
+use crate::test_server::frame;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// `large N` is answered with N bytes, `first` when its semaphore has a permit. Other requests are echoed.
+/// `large N` is answered with N bytes, and `first` when the semaphore `first` has a permit. Other requests are echoed.
 struct Sizes {
     handled: AtomicUsize,
     first: Arc<Semaphore>,
@@ -103,13 +103,13 @@ impl Server {
         self.supervisor.stats().ended["memory_limit"]
     }
 
-    async fn has_closed(&self, connections: u64) {
+    async fn wait_until_closed(&self, connections: u64) {
         let is_closed = || self.limit.closed() == connections && self.ended() == connections;
         wait_until_async("connections are closed by the limit", PATIENCE, async || is_closed()).await;
     }
 
-    async fn holds_nothing(&self) {
-        wait_until_async("everything is released", PATIENCE, async || self.limit.used() == 0).await;
+    async fn wait_until_released(&self) {
+        wait_until_async("all memory is released", PATIENCE, async || self.limit.used() == 0).await;
     }
 }
 
@@ -155,16 +155,16 @@ async fn unfinished_frames_close_the_connection_that_holds_the_most() {
         let is_recorded = || account.bytes() >= 200 * KIB || server.limit.closed() > 0;
         wait_until_async("the beginning is recorded", PATIENCE, async || is_recorded()).await;
         others.push(other);
-        assert!(others.len() < 40, "the limit does nothing: {:?}", server.limit);
+        assert!(others.len() < 40, "no connection is closed: {:?}", server.limit);
     }
-    server.has_closed(1).await;
+    server.wait_until_closed(1).await;
     assert_eq!(largest.receive().await.unwrap(), b"memory", "the last frame has the reason");
     for other in &mut others {
         other.0.write_all(b"y").await.unwrap();
         assert_eq!(other.receive().await.unwrap().len(), 200 * KIB + 1, "the others go on");
     }
     idle.echo("still here").await;
-    server.holds_nothing().await;
+    server.wait_until_released().await;
     assert_eq!(server.limit.closed(), 1);
 }
 
@@ -176,23 +176,23 @@ async fn unread_reply_counts_until_its_last_byte_is_written() {
     let account = server.newest().account().unwrap();
     reader.send(&format!("large {}", 16 * MIB)).await;
     wait_until_async("the reply is recorded", PATIENCE, async || account.bytes() >= 16 * MIB).await;
-    // The rest may fit into the socket buffers. Otherwise the whole body is still in memory.
+    // Either the rest is in the socket buffers, or the whole body is still in memory.
     let mut most = vec![0; 8 * MIB];
     reader.0.read_exact(&mut most).await.unwrap();
     assert!(matches!(account.bytes(), 0 | 16_777_216..), "{} bytes", account.bytes());
     let mut rest = vec![0; 8 * MIB + 4];
     reader.0.read_exact(&mut rest).await.unwrap();
-    server.holds_nothing().await;
+    server.wait_until_released().await;
     assert_eq!(server.limit.closed(), 0);
-    // Above the limit.
+    // A reply above the limit.
     reader.send(&format!("large {}", 32 * MIB)).await;
-    server.has_closed(1).await;
+    server.wait_until_closed(1).await;
     reader.receive().await.expect_err("the reply is cut off");
     idle.echo("still here").await;
-    server.holds_nothing().await;
+    server.wait_until_released().await;
 }
 
-/// The pushes do not wake the actor, because its peer does not read.
+/// The actor takes no pushes, because its peer does not read.
 #[tokio::test(flavor = "multi_thread")]
 async fn queued_pushes_count() {
     let server =
@@ -215,10 +215,10 @@ async fn queued_pushes_count() {
         // Fails if the connection has been closed in the meantime.
         let _ = handle.push_latest(Slot(slot), push());
     }
-    server.has_closed(1).await;
+    server.wait_until_closed(1).await;
     stalled.receive().await.expect_err("the reply is cut off");
     idle.echo("still here").await;
-    server.holds_nothing().await;
+    server.wait_until_released().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -236,10 +236,10 @@ async fn memory_held_by_the_application_counts_across_supervisors() {
     assert_eq!(of_small.bytes(), 0);
     // The connection that exceeds the limit is not the one that holds the most.
     let second = of_small.hold(500 * KIB);
-    two.has_closed(1).await;
+    two.wait_until_closed(1).await;
     assert_eq!(large.receive().await.unwrap(), b"memory");
     small.echo("still here").await;
-    // The bytes of a closed connection are about to be released: no other connection is closed for them.
+    // The closed connection still holds its bytes, but no other connection is closed for them.
     let third = of_small.hold(100 * KIB);
     small.echo("still here").await;
     assert_eq!((limit.closed(), one.ended()), (1, 0));
@@ -256,13 +256,13 @@ async fn only_the_largest_connection_is_closed_each_time() {
     }
     let mut held: Vec<_> = (1..8).map(|n| clients[n].1.hold(n * 16 * KIB)).collect();
     assert_eq!(server.limit.closed(), 0);
-    // 448 KiB are held, and this is larger than all others.
+    // 448 KiB are held. The new account is larger than all others.
     held.push(clients[0].1.hold(MIB));
-    server.has_closed(1).await;
+    server.wait_until_closed(1).await;
     assert_eq!(clients[0].0.receive().await.unwrap(), b"memory");
-    // 448 KiB are left, and with this 1088 KiB.
+    // 448 KiB are left. Together with the new bytes, they are 1088 KiB.
     held.push(clients[1].1.hold(640 * KIB));
-    server.has_closed(2).await;
+    server.wait_until_closed(2).await;
     assert_eq!(clients[1].0.receive().await.unwrap(), b"memory");
     for (client, _) in &mut clients[2..] {
         client.echo("still here").await;
@@ -271,7 +271,7 @@ async fn only_the_largest_connection_is_closed_each_time() {
     assert_eq!(server.limit.used(), 0);
 }
 
-/// Also for connections that are being closed.
+/// Includes accounts of connections that are being closed.
 #[test]
 fn accounts_are_exact_under_concurrent_changes() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -325,5 +325,5 @@ async fn requests_wait_while_ready_replies_exceed_their_limit() {
         assert_eq!(client.receive().await.unwrap().len(), 400 * KIB);
     }
     assert_eq!(client.receive().await.unwrap(), b"last");
-    server.holds_nothing().await;
+    server.wait_until_released().await;
 }

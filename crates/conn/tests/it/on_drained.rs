@@ -12,16 +12,18 @@ use tidewire_conn::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
 
-use crate::server::{Planned, frame};
+use crate::test_server::{Planned, frame};
 
-/// Counts calls of `on_drained`, which pushes the next frame that is held back. `wait` is answered when it is released.
+/// Counts the calls of `on_drained`, each of which pushes the next frame that is held back. `wait` is answered when the test notifies
+/// `release`. Other requests are echoed.
 #[derive(Default)]
 struct Holding {
     drained: AtomicUsize,
     held_back: Mutex<VecDeque<&'static str>>,
     /// No frame is queued. Read and changed under the lock of `held_back`.
     is_free: AtomicBool,
-    own: Mutex<Option<(PushHandle<Frame>, Option<ReplyTicket>)>>,
+    /// The handle of the connection, and the ticket of its last request.
+    handle_and_ticket: Mutex<Option<(PushHandle<Frame>, Option<ReplyTicket>)>>,
     release: Arc<Notify>,
 }
 
@@ -35,11 +37,11 @@ impl Protocol for Holding {
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Frame>, _: &mut ConnectionContext) {
-        *self.own.lock().unwrap() = Some((handle, None));
+        *self.handle_and_ticket.lock().unwrap() = Some((handle, None));
     }
 
     fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
-        self.own.lock().unwrap().as_mut().unwrap().1 = Some(context.ticket());
+        self.handle_and_ticket.lock().unwrap().as_mut().unwrap().1 = Some(context.ticket());
         if request.body() != &b"wait"[..] {
             return Reply::Frame(request);
         }
@@ -62,11 +64,11 @@ impl Protocol for Holding {
 
 impl Holding {
     fn handle(&self) -> PushHandle<Frame> {
-        self.own.lock().unwrap().as_ref().unwrap().0.clone()
+        self.handle_and_ticket.lock().unwrap().as_ref().unwrap().0.clone()
     }
 
     fn ticket(&self) -> ReplyTicket {
-        self.own.lock().unwrap().as_ref().unwrap().1.unwrap()
+        self.handle_and_ticket.lock().unwrap().as_ref().unwrap().1.unwrap()
     }
 
     fn drained(&self) -> usize {
@@ -84,7 +86,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection that has answered a request. `capacity` is that of the socket buffer.
+    /// Creates a connection that has answered a request, with a socket buffer of `capacity` bytes.
     async fn begin(capacity: usize, settings: impl FnOnce(Builder<Holding>) -> Builder<Holding>) -> Self {
         let supervisor = settings(Supervisor::builder(Holding::default())).build();
         let (near, far) = tokio::io::duplex(capacity);
@@ -117,8 +119,8 @@ impl Connection {
         }
     }
 
-    /// Lets the actor run until it is idle, on one thread.
-    async fn settle(&self) {
+    /// Yields to the actor until it is idle. Needs a runtime with one thread.
+    async fn run_actor(&self) {
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
@@ -128,14 +130,14 @@ impl Connection {
 #[tokio::test]
 async fn on_drained_is_called_once_per_burst() {
     let mut connection = Connection::begin(1000, |builder| builder).await;
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!(connection.protocol().drained(), 0, "nothing was pushed");
     let handle = connection.protocol().handle();
     for text in ["one", "two", "three"] {
         push(&handle, text);
     }
     handle.push_latest(Slot(1), frame("slot")).unwrap();
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!(connection.protocol().drained(), 1);
     for _ in 0..4 {
         connection.receive().await;
@@ -148,7 +150,7 @@ async fn on_drained_is_called_once_per_burst() {
     assert_eq!(connection.protocol().drained(), 2);
 }
 
-/// Each frame is pushed when the one before it is encoded, even if the queue has a capacity of one.
+/// Each frame is pushed when the one before it has been encoded, so a queue with a capacity of one is enough.
 #[tokio::test]
 async fn on_drained_can_push() {
     let mut connection =
@@ -156,7 +158,7 @@ async fn on_drained_can_push() {
     connection.protocol().held_back.lock().unwrap().extend(["two", "three", "four"]);
     push(&connection.protocol().handle(), "one");
     connection.expect(&["one", "two", "three", "four"]).await;
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!(connection.protocol().drained(), 4);
 }
 
@@ -170,7 +172,7 @@ async fn pushes_from_on_drained_do_not_block_requests() {
     while connection.receive().await == "more" {
         before += 1;
     }
-    assert!(before < 1000, "the reply came last");
+    assert!(before < 1000, "the reply was written after all pushes");
     for _ in before..1001 {
         connection.expect(&["more"]).await;
     }
@@ -180,24 +182,24 @@ async fn pushes_from_on_drained_do_not_block_requests() {
 async fn tied_frames_keep_the_outbox_undrained() {
     let mut connection = Connection::begin(1000, |builder| builder).await;
     connection.send("wait").await;
-    connection.settle().await;
+    connection.run_actor().await;
     let (handle, ticket) = (connection.protocol().handle(), connection.protocol().ticket());
     handle.after(ticket).push_latest(Slot(1), frame("tied slot")).unwrap();
     push(&handle, "free");
     connection.expect(&["free"]).await;
-    connection.settle().await;
-    assert_eq!(connection.protocol().drained(), 0, "one in a slot");
+    connection.run_actor().await;
+    assert_eq!(connection.protocol().drained(), 0, "a tied frame is in a slot");
 
     handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
     assert!(handle.clear_slot(Slot(1)));
     push(&handle, "free");
     connection.expect(&["free"]).await;
-    connection.settle().await;
-    assert_eq!(connection.protocol().drained(), 0, "one in a lane");
+    connection.run_actor().await;
+    assert_eq!(connection.protocol().drained(), 0, "a tied frame is in a lane");
 
     connection.protocol().release.notify_one();
     connection.expect(&["waited", "tied"]).await;
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!(connection.protocol().drained(), 1);
 }
 
@@ -205,17 +207,17 @@ async fn tied_frames_keep_the_outbox_undrained() {
 async fn clearing_the_last_slot_drains_the_outbox() {
     let mut connection = Connection::begin(1000, |builder| builder).await;
     connection.send("wait").await;
-    connection.settle().await;
+    connection.run_actor().await;
     let (handle, ticket) = (connection.protocol().handle(), connection.protocol().ticket());
     for slot in [Slot(1), Slot(2)] {
         handle.after(ticket).push_latest(slot, frame("tied")).unwrap();
     }
-    connection.settle().await;
+    connection.run_actor().await;
     assert!(handle.clear_slot(Slot(1)));
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!(connection.protocol().drained(), 0);
     assert!(handle.clear_slot(Slot(2)));
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!(connection.protocol().drained(), 1);
 }
 
@@ -235,7 +237,7 @@ async fn outbox_is_not_drained_while_the_peer_does_not_read() {
     for _ in 0..10 {
         connection.receive().await;
     }
-    connection.settle().await;
+    connection.run_actor().await;
     assert_eq!((connection.protocol().drained(), handle.queued_bytes()), (1, 0));
 }
 
@@ -249,7 +251,7 @@ async fn shutdown_drains_queued_pushes() {
     }
     let supervisor = connection.supervisor.clone();
     let shutdown = tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
-    connection.settle().await;
+    connection.run_actor().await;
     for _ in 0..20 {
         connection.receive().await;
     }
@@ -259,7 +261,8 @@ async fn shutdown_drains_queued_pushes() {
     shutdown.await.unwrap();
 }
 
-/// At most one frame is queued at a time, and either thread pushes the next one. A missed call would block the test.
+/// At most one frame is queued at a time: the test pushes it if none is queued, and `on_drained` otherwise. A missed call would block the
+/// test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_drained_is_never_missed_between_threads() {
     const FRAMES: usize = 20_000;

@@ -16,9 +16,9 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
-use crate::server::{Client, Planned, frame};
+use crate::test_server::{Client, Planned, frame};
 
-/// What the hook does in a test.
+/// The action of the hook in a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plan {
     Count,
@@ -27,19 +27,19 @@ enum Plan {
     Tick,
 }
 
-/// `wait` is answered when it is released, `stream` with an endless stream. Other requests are echoed, or rejected when the grace
-/// period has ended.
+/// `wait` is answered when the test notifies `release`, and `stream` with an endless stream. Other requests are echoed, or rejected after
+/// the grace period.
 struct Waking {
     plan: Plan,
     runs: AtomicUsize,
-    /// Written by tests before they wake.
+    /// Written by a test before it calls `wake`.
     written: AtomicU64,
     /// The value of `written` in the last run of the hook.
     seen: AtomicU64,
     /// The value of `Counters::bytes_out` in the last run of the hook.
     bytes_out: AtomicU64,
     ticks: AtomicUsize,
-    parked: AtomicUsize,
+    waiting: AtomicUsize,
     has_ended: AtomicBool,
     runs_after_end: AtomicUsize,
     release: Arc<Notify>,
@@ -85,7 +85,7 @@ impl Protocol for Waking {
     }
 
     fn on_waiting(&self, _: &Frame, _: &mut ConnectionContext) -> bool {
-        self.parked.fetch_add(1, SeqCst);
+        self.waiting.fetch_add(1, SeqCst);
         false
     }
 
@@ -138,7 +138,7 @@ impl Server {
             seen: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             ticks: AtomicUsize::new(0),
-            parked: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
             runs_after_end: AtomicUsize::new(0),
             release: Arc::default(),
@@ -202,7 +202,7 @@ async fn wakes_before_a_run_are_coalesced() {
     assert_eq!(server.runs(), 1);
 }
 
-/// A run after a wake sees all writes before it, however wakes and runs interleave.
+/// After a call of `wake`, the hook runs and sees all writes before the call, however calls and runs interleave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wake_is_lost_between_threads() {
     const WAKES: u64 = 100_000;
@@ -216,7 +216,9 @@ async fn no_wake_is_lost_between_threads() {
             handle.wake();
             if number % 1000 == 0 {
                 // No other wake follows until the hook has seen this one.
-                tidewire_testkit::wait_until("the hook has seen it", PATIENCE, || waking.seen.load(Relaxed) == number);
+                tidewire_testkit::wait_until("the hook sees the last number", PATIENCE, || {
+                    waking.seen.load(Relaxed) == number
+                });
             }
         }
     });
@@ -277,7 +279,7 @@ async fn requests_that_wait_at_the_end_of_the_grace_period_can_be_rejected() {
     for text in ["first", "second"] {
         client.send(text).await;
     }
-    wait_until_async("both are read", PATIENCE, async || server.waking().parked.load(SeqCst) == 2).await;
+    wait_until_async("both are read", PATIENCE, async || server.waking().waiting.load(SeqCst) == 2).await;
     let supervisor = server.supervisor.clone();
     let shutdown = tokio::spawn(async move {
         supervisor.shutdown(Shutdown::default().deadline(PATIENCE)).await;

@@ -1,3 +1,5 @@
+//! Pushes: priorities, fairness, policies, waiting pushers and slots.
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -5,7 +7,7 @@ use tidewire_conn::{FairnessConfig, Frame, PushError, PushPolicy, PushPriority, 
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::sync::mpsc;
 
-use crate::server::{Server, frame};
+use crate::test_server::{Server, frame};
 
 fn push(handle: &tidewire_conn::PushHandle<Frame>, text: &str, priority: PushPriority) -> Result<(), PushError> {
     handle.try_push(frame(text), priority, PushPolicy::ReturnErrorIfFull)
@@ -120,7 +122,7 @@ async fn slow_consumer_blocks_pushers_until_the_connection_ends() {
     drop(client);
     assert_eq!(waiting.await.unwrap(), Err(PushError::Closed));
     assert_eq!(push(&handle, "gone", PushPriority::High), Err(PushError::Closed));
-    wait_until_async("the unsent are counted", PATIENCE, async || server.supervisor.stats().push.unsent > 0).await;
+    wait_until_async("unsent frames are counted", PATIENCE, async || server.supervisor.stats().push.unsent > 0).await;
 }
 
 #[tokio::test]
@@ -280,7 +282,7 @@ async fn frame_of_the_last_handle_is_received() {
     }
 }
 
-/// Polls a future once.
+/// Polls a future once. Returns whether it is pending.
 async fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {
     let mut future = future;
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
@@ -297,7 +299,7 @@ async fn waiting_pushers_get_capacity_in_order() {
     let mut second = Box::pin(handle.push_low_priority("d".into()));
     assert!(is_pending(first.as_mut()).await && is_pending(second.as_mut()).await);
     assert_eq!(queues.recv().await.unwrap().1, "a");
-    // The capacity belongs to the first pusher, even before it is polled.
+    // The free capacity is reserved for the first pusher, even before it is polled.
     assert_eq!(push_now("x"), Err(PushError::QueueFull));
     assert!(is_pending(second.as_mut()).await);
     first.await.unwrap();

@@ -56,7 +56,7 @@ fn hooks<P: Protocol>(
 #[tokio::test]
 async fn push_api_is_complete() {
     is_clone_send_sync::<PushHandle<Packet>>();
-    let _ = (settings::<crate::server::Words>, hooks::<crate::server::Words>);
+    let _ = (settings::<crate::test_server::Words>, hooks::<crate::test_server::Words>);
 
     let (mut queues, pusher): (PushQueues<Packet>, PushHandle<Packet>) = PushQueues::bounded(8, 8);
     registry(&SessionRegistry::default(), ConnectionId(1), &pusher);

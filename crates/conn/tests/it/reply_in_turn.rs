@@ -1,4 +1,4 @@
-//! `Reply::InTurn`: replies that are decided when all requests before them have been answered.
+//! `Reply::InTurn`: replies by a closure that is called when all earlier requests have been answered.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,10 +11,10 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, mpsc};
 
-use crate::server::{Planned, frame};
+use crate::test_server::{Planned, frame};
 
-/// `wait` is answered when it is released; `turn WORD` is decided in its turn, according to the word; other requests are echoed.
-/// Handled and decided requests are recorded in `events`.
+/// `wait` is answered when the test notifies `release`, and `turn WORD` by a closure in its turn, according to the word. Other requests are
+/// echoed. `events` records each request when it is handled, and when its closure is called.
 struct Turns {
     events: Arc<Mutex<Vec<String>>>,
     release: Arc<Notify>,
@@ -53,8 +53,8 @@ impl Protocol for Turns {
         }
         let Some(word) = text.strip_prefix("turn ").map(str::to_owned) else { return Reply::Frame(request) };
         let (events, release, waits) = (Arc::clone(&self.events), Arc::clone(&self.release), Arc::clone(&self.waits));
-        let decide = move |context: &mut ConnectionContext| {
-            events.lock().unwrap().push(format!("decided {word}, {} before", context.in_flight()));
+        let closure = move |context: &mut ConnectionContext| {
+            events.lock().unwrap().push(format!("called {word}, {} before", context.in_flight()));
             let handle: &PushHandle<Frame> = context.data.as_ref().unwrap().downcast_ref().unwrap();
             let tied = handle.after(context.ticket());
             match &*word {
@@ -83,7 +83,7 @@ impl Protocol for Turns {
                 }))
             });
         }
-        Reply::in_turn(decide)
+        Reply::in_turn(closure)
     }
 
     fn on_waiting(&self, frame: &Frame, _: &mut ConnectionContext) -> bool {
@@ -138,8 +138,8 @@ impl Connection {
         }
     }
 
-    /// Waits until this many requests wait to be released, and the actor is idle.
-    async fn settle(&self, waits: usize) {
+    /// Waits until this many requests have waited for `release`, and the actor is idle.
+    async fn wait_until_idle(&self, waits: usize) {
         let turns = self.supervisor.protocol();
         wait_until_async("requests wait", PATIENCE, async || turns.waits.load(Ordering::SeqCst) == waits).await;
         for _ in 0..20 {
@@ -157,44 +157,44 @@ impl Connection {
 }
 
 #[tokio::test]
-async fn reply_is_decided_at_once_if_nothing_is_in_flight() {
+async fn closure_is_called_at_once_if_nothing_is_in_flight() {
     let mut connection = Connection::begin(8);
     connection.send(&["turn first", "turn none", "turn twice", "turn again", "last"]).await;
     connection.expect(&["first", "one", "two", "again", "last"]).await;
     let expected = [
         "turn first, 0 before",
-        "decided first, 0 before",
+        "called first, 0 before",
         "turn none, 0 before",
-        "decided none, 0 before",
+        "called none, 0 before",
         "turn twice, 0 before",
-        "decided twice, 0 before",
+        "called twice, 0 before",
         "turn again, 0 before",
-        "decided again, 0 before",
+        "called again, 0 before",
         "last, 0 before",
     ];
     assert_eq!(connection.events(), expected);
 }
 
-/// Later requests have arrived, and are not handled before.
+/// Later requests have arrived, but are not handled before the closure is called.
 #[tokio::test]
-async fn reply_is_decided_when_all_requests_before_it_are_answered() {
+async fn closure_is_called_when_all_earlier_requests_are_answered() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "wait", "turn mine", "behind", "turn other", "wait", "last"]).await;
-    connection.settle(2).await;
+    connection.wait_until_idle(2).await;
     assert_eq!(connection.events(), ["wait, 0 before", "wait, 1 before", "turn mine, 2 before"]);
     connection.release();
     connection.expect(&["waited"]).await;
-    connection.settle(2).await;
-    assert!(connection.events().is_empty(), "one is not answered yet");
+    connection.wait_until_idle(2).await;
+    assert!(connection.events().is_empty(), "an earlier request is not answered yet");
 
     connection.release();
     connection.expect(&["waited", "mine", "behind", "other"]).await;
-    connection.settle(3).await;
+    connection.wait_until_idle(3).await;
     let expected = [
-        "decided mine, 0 before",
+        "called mine, 0 before",
         "behind, 0 before",
         "turn other, 0 before",
-        "decided other, 0 before",
+        "called other, 0 before",
         "wait, 0 before",
         "last, 1 before",
     ];
@@ -205,10 +205,10 @@ async fn reply_is_decided_when_all_requests_before_it_are_answered() {
 
 /// A frame that `on_waiting` consumes is not handled. A frame that need not wait is handled normally.
 #[tokio::test]
-async fn on_waiting_sees_a_frame_before_its_turn() {
+async fn on_waiting_is_called_for_frames_behind_a_request_in_flight() {
     let mut connection = Connection::begin(1);
     connection.send(&["wait", "behind", "alive", "last"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     assert_eq!(connection.events(), ["wait, 0 before", "alive"]);
     connection.release();
     connection.expect(&["waited", "behind", "last"]).await;
@@ -218,7 +218,7 @@ async fn on_waiting_sees_a_frame_before_its_turn() {
 
 /// The peer does not read, so the batch is full and nothing is handled.
 #[tokio::test]
-async fn on_waiting_sees_a_frame_behind_an_unread_reply() {
+async fn on_waiting_is_called_for_frames_behind_an_unread_reply() {
     let connection = Connection::begin(1);
     let large = "x".repeat(1 << 20);
     let (mut reading, mut writing) = tokio::io::split(connection.far);
@@ -237,12 +237,12 @@ async fn on_waiting_sees_a_frame_behind_an_unread_reply() {
     assert_eq!(&answers[1 << 20..], b"\0\0\0\x06behind\0\0\0\x04last");
 }
 
-/// Input behind the reply is read up to the read-ahead limit, and nothing is lost.
+/// All requests are answered after that.
 #[tokio::test]
-async fn more_than_the_read_ahead_may_wait_behind_a_reply() {
+async fn input_is_read_up_to_the_read_ahead_limit_while_a_request_is_in_flight() {
     let mut connection = Connection::begin(4);
     connection.send(&["wait", "turn mine"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     let large = "x".repeat(40_000);
     let (mut reading, mut writing) = tokio::io::split(connection.far);
     let sending = tokio::spawn(async move {
@@ -270,16 +270,19 @@ async fn more_than_the_read_ahead_may_wait_behind_a_reply() {
 async fn push_tied_in_the_closure_follows_its_own_reply() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn tied", "behind"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     connection.release();
     connection.expect(&["waited"]).await;
-    connection.settle(2).await;
-    assert!(connection.events().contains(&"behind, 1 before".to_owned()), "the reply is decided and in flight");
+    connection.wait_until_idle(2).await;
+    assert!(
+        connection.events().contains(&"behind, 1 before".to_owned()),
+        "the closure was called, and its reply is in flight"
+    );
     connection.release();
     connection.expect(&["waited", "behind", "tied"]).await;
 
     connection.send(&["turn later", "wait"]).await;
-    connection.settle(3).await;
+    connection.wait_until_idle(3).await;
     connection.release();
     // The tied push does not wait for the reply to the last request.
     connection.expect(&["later", "tied"]).await;
@@ -291,7 +294,7 @@ async fn push_tied_in_the_closure_follows_its_own_reply() {
 async fn panic_in_the_closure_is_answered_by_on_panic() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn panic", "behind"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     connection.release();
     connection.expect(&["waited", "panicked", "behind"]).await;
     assert_eq!(connection.supervisor.stats().panics, 1);
@@ -303,12 +306,12 @@ async fn panic_in_the_closure_is_answered_by_on_panic() {
 async fn no_request_is_handled_after_a_close() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn close", "behind"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     connection.release();
     connection.expect(&["waited", "bye"]).await;
     assert_eq!(connection.far.read(&mut [0]).await.unwrap(), 0);
     assert_eq!(connection.ends.recv().await.unwrap(), "handler");
-    assert!(!connection.events().iter().any(|note| note.starts_with("behind")));
+    assert!(!connection.events().iter().any(|event| event.starts_with("behind")));
 }
 
 #[tokio::test]
@@ -316,24 +319,24 @@ async fn half_closed_peer_gets_all_replies() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn mine", "wait", "turn other", "behind"]).await;
     connection.far.shutdown().await.unwrap();
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     connection.release();
     connection.expect(&["waited", "mine"]).await;
-    connection.settle(2).await;
+    connection.wait_until_idle(2).await;
     connection.release();
     connection.expect(&["waited", "other", "behind"]).await;
     assert_eq!(connection.ends.recv().await.unwrap(), "peer");
 }
 
-/// Requests that were read are answered, including those that are not yet decided.
+/// All requests that were read are answered, even if their closure was not called before the shutdown.
 #[tokio::test]
-async fn shutdown_waits_for_undecided_replies() {
+async fn shutdown_waits_for_replies_in_turn() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn mine", "behind"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     let supervisor = connection.supervisor.clone();
     let shutdown = tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     assert!(!shutdown.is_finished());
     connection.release();
     connection.expect(&["waited", "mine", "behind"]).await;
@@ -344,10 +347,10 @@ async fn shutdown_waits_for_undecided_replies() {
 
 /// A handle that closes the connection does not wait for replies, so the closure is never called.
 #[tokio::test]
-async fn close_by_handle_drops_undecided_replies() {
+async fn close_by_handle_drops_replies_in_turn() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn mine", "behind"]).await;
-    connection.settle(1).await;
+    connection.wait_until_idle(1).await;
     connection.supervisor.sessions().list()[0].handle().close(Some(frame("enough")));
     connection.expect(&["enough"]).await;
     assert_eq!(connection.ends.recv().await.unwrap(), "handle");

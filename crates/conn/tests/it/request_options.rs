@@ -1,4 +1,4 @@
-//! Priority, policy and dead letters of a client's requests, over real sockets.
+//! `RequestOptions`: the priority and the policy of a client's requests, and dead letters.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::server::{Client as Peer, frame};
+use crate::test_server::{Client as Peer, frame};
 
 /// Replies come in the order in which requests are sent.
 struct InOrder;
@@ -75,26 +75,26 @@ fn large(name: &str) -> Frame {
 
 /// Fills the socket and the low-priority queue. Returns the number of frames that were accepted.
 async fn fill(client: &Client<InOrder>) -> usize {
-    let (mut taken, mut refused) = (0, 0);
+    let (mut accepted, mut refused) = (0, 0);
     // The queue must stay full after the connection has run.
     while refused < 1000 {
         match client.send_with(large("filler"), policy(PushPolicy::ReturnErrorIfFull)).await {
-            Ok(()) => (taken, refused) = (taken + 1, 0),
+            Ok(()) => (accepted, refused) = (accepted + 1, 0),
             Err(error) => {
                 assert_eq!(error, RequestError::QueueFull);
                 refused += 1;
                 tokio::task::yield_now().await;
             }
         }
-        assert!(taken < 1000, "the server reads");
+        assert!(accepted < 1000, "the server reads");
     }
-    taken
+    accepted
 }
 
 #[tokio::test]
-async fn policy_decides_when_the_queue_is_full() {
+async fn policy_applies_when_the_queue_is_full() {
     let (client, peer, mut letters) = connected().await;
-    let taken = fill(&client).await;
+    let accepted = fill(&client).await;
     assert!(letters.try_recv().is_err(), "a frame that is rejected with an error is not a dead letter");
 
     let refused = client.request_with(large("refused"), policy(PushPolicy::ReturnErrorIfFull)).await;
@@ -118,5 +118,5 @@ async fn policy_decides_when_the_queue_is_full() {
     wait_until_async("the connection has ended", PATIENCE, async || client.stats().connections.push.unsent > 0).await;
     let lost: Vec<_> = std::iter::from_fn(|| letters.try_recv().ok()).collect();
     assert_eq!(lost.len() as u64, client.stats().connections.push.unsent);
-    assert!(lost.len() < taken && lost.iter().all(|frame| *frame == large("filler")));
+    assert!(lost.len() < accepted && lost.iter().all(|frame| *frame == large("filler")));
 }

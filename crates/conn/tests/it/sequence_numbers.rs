@@ -8,18 +8,19 @@ use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{ConnectionContext, Frame, Head, Protocol, PushHandle, Reply, Supervisor};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::server::{Client, frame};
+use crate::test_server::{Client, frame};
 
-/// Answers `N` with a stream of `N` rows. A frame begins with its number in the command.
+/// Answers `N` with a stream of `N` rows. A frame begins with its sequence number in the command.
 struct Rows;
 
+/// A stream of rows. Its value is twice the number of remaining rows, because each row is preceded by a poll that is pending.
 struct Remaining(usize);
 
 impl futures_core::Stream for Remaining {
     type Item = Result<Frame, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // Every row is pending once, so that other requests are read in the meantime.
+        // Pending once per row, so that other requests are read in the meantime.
         if self.0 % 2 == 1 {
             self.0 -= 1;
             context.waker().wake_by_ref();

@@ -12,10 +12,11 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
-use crate::server::{Client, Planned, frame};
+use crate::test_server::{Client, Planned, frame};
 
-/// Numbers all frames. `wait` is answered when it is released; a push that begins with `flood` is pushed again when it is written.
-struct Choices<const HOLD: bool, const REPLIES_FIRST: bool> {
+/// Numbers all frames. `wait` is answered when the test notifies `release`, other requests are echoed, and a push that begins with `flood`
+/// is pushed again when it is sent.
+struct Ordered<const HOLD: bool, const REPLIES_FIRST: bool> {
     release: Arc<Notify>,
     waits: AtomicUsize,
     sender: mpsc::Sender<(PushHandle<Frame>, ReplyTicket)>,
@@ -27,7 +28,7 @@ struct ConnectionState {
     sent: AtomicU64,
 }
 
-impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REPLIES_FIRST> {
+impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Ordered<HOLD, REPLIES_FIRST> {
     type Frame = Frame;
     type Codec = LengthDelimited;
     type ProtocolError = Planned;
@@ -43,8 +44,8 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REP
     }
 
     fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
-        let own: &ConnectionState = context.data.as_ref().unwrap().downcast_ref().unwrap();
-        self.sender.try_send((own.handle.clone(), context.ticket())).unwrap();
+        let state: &ConnectionState = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        self.sender.try_send((state.handle.clone(), context.ticket())).unwrap();
         if request.body() != &b"wait"[..] {
             return Reply::Frame(request);
         }
@@ -57,27 +58,27 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REP
     }
 
     fn before_send(&self, frame: &mut Frame, context: &mut ConnectionContext) {
-        let own: &ConnectionState = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        let state: &ConnectionState = context.data.as_ref().unwrap().downcast_ref().unwrap();
         if frame.body().starts_with(b"flood") {
-            own.handle.try_push(frame.clone(), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
+            state.handle.try_push(frame.clone(), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
         }
-        let number = own.sent.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = state.sent.fetch_add(1, Ordering::SeqCst) + 1;
         *frame = Frame::new(Head::new(format!("{number} ").as_bytes()).unwrap(), frame.body().clone());
     }
 }
 
-struct Setting<const HOLD: bool, const REPLIES_FIRST: bool> {
-    supervisor: Supervisor<Choices<HOLD, REPLIES_FIRST>>,
+struct Server<const HOLD: bool, const REPLIES_FIRST: bool> {
+    supervisor: Supervisor<Ordered<HOLD, REPLIES_FIRST>>,
     listener: TcpListener,
     tickets: mpsc::Receiver<(PushHandle<Frame>, ReplyTicket)>,
 }
 
-impl<const HOLD: bool, const REPLIES_FIRST: bool> Setting<HOLD, REPLIES_FIRST> {
+impl<const HOLD: bool, const REPLIES_FIRST: bool> Server<HOLD, REPLIES_FIRST> {
     async fn new() -> Self {
         let (sender, tickets) = mpsc::channel(100);
-        let choices = Choices { release: Arc::default(), waits: AtomicUsize::new(0), sender };
+        let ordered = Ordered { release: Arc::default(), waits: AtomicUsize::new(0), sender };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self { supervisor: Supervisor::builder(choices).build(), listener, tickets }
+        Self { supervisor: Supervisor::builder(ordered).build(), listener, tickets }
     }
 
     async fn connect(&self) -> Client {
@@ -108,7 +109,7 @@ async fn expect(client: &mut Client, answers: &[&str]) {
 
 #[tokio::test]
 async fn pushes_may_overtake_a_reply_or_be_held() {
-    let mut free = Setting::<false, false>::new().await;
+    let mut free = Server::<false, false>::new().await;
     let mut client = free.connect().await;
     client.send("wait").await;
     let (handle, _) = free.ticket().await;
@@ -117,9 +118,9 @@ async fn pushes_may_overtake_a_reply_or_be_held() {
     free.release();
     expect(&mut client, &["2 waited"]).await;
 
-    let mut held = Setting::<true, false>::new().await;
+    let mut held = Server::<true, false>::new().await;
     let mut client = held.connect().await;
-    // The second request comes after the push that was held for the first.
+    // The second request is handled after the push that was held during the first.
     client.send("wait").await;
     client.send("wait").await;
     let (handle, _) = held.ticket().await;
@@ -140,8 +141,8 @@ async fn pushes_may_overtake_a_reply_or_be_held() {
 
 /// On one thread both are ready when the actor runs.
 #[tokio::test]
-async fn service_order_decides_between_pushes_and_replies() {
-    let mut pushes_first = Setting::<false, false>::new().await;
+async fn service_order_puts_pushes_or_replies_first() {
+    let mut pushes_first = Server::<false, false>::new().await;
     let mut client = pushes_first.connect().await;
     client.send("wait").await;
     let (handle, _) = pushes_first.ticket().await;
@@ -149,7 +150,7 @@ async fn service_order_decides_between_pushes_and_replies() {
     push(&handle, "pushed");
     expect(&mut client, &["1 pushed", "2 waited"]).await;
 
-    let mut replies_first = Setting::<false, true>::new().await;
+    let mut replies_first = Server::<false, true>::new().await;
     let mut client = replies_first.connect().await;
     client.send("wait").await;
     let (handle, _) = replies_first.ticket().await;
@@ -160,15 +161,15 @@ async fn service_order_decides_between_pushes_and_replies() {
 
 #[tokio::test]
 async fn tied_push_follows_its_reply() {
-    let mut setting = Setting::<false, false>::new().await;
-    let mut client = setting.connect().await;
-    let mut other = setting.connect().await;
+    let mut server = Server::<false, false>::new().await;
+    let mut client = server.connect().await;
+    let mut other = server.connect().await;
     other.send("hello").await;
-    let (stranger, _) = setting.ticket().await;
+    let (other_handle, _) = server.ticket().await;
     expect(&mut other, &["1 hello"]).await;
 
     client.send("wait").await;
-    let (handle, ticket) = setting.ticket().await;
+    let (handle, ticket) = server.ticket().await;
     let tied = handle.after(ticket);
     tied.try_push(frame("tied"), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
     tied.push_latest(Slot(1), frame("tied slot, old")).unwrap();
@@ -177,23 +178,23 @@ async fn tied_push_follows_its_reply() {
     tied.push_latest(Slot(3), frame("third slot")).unwrap();
     push(&handle, "free");
     // The ticket has no effect on another connection.
-    stranger.after(ticket).push_latest(Slot(1), frame("not tied")).unwrap();
+    other_handle.after(ticket).push_latest(Slot(1), frame("not tied")).unwrap();
     expect(&mut other, &["2 not tied"]).await;
     expect(&mut client, &["1 free slot", "2 free"]).await;
 
-    setting.release();
+    server.release();
     expect(&mut client, &["3 waited", "4 tied", "5 tied slot", "6 third slot"]).await;
-    tied.push_latest(Slot(1), frame("long answered")).unwrap();
-    expect(&mut client, &["7 long answered"]).await;
+    tied.push_latest(Slot(1), frame("already answered")).unwrap();
+    expect(&mut client, &["7 already answered"]).await;
 }
 
 /// Clearing a slot also removes an earlier frame that waits for an earlier reply.
 #[tokio::test]
 async fn tied_frames_can_be_cleared() {
-    let mut setting = Setting::<false, false>::new().await;
-    let mut client = setting.connect().await;
+    let mut server = Server::<false, false>::new().await;
+    let mut client = server.connect().await;
     client.send("wait").await;
-    let (handle, ticket) = setting.ticket().await;
+    let (handle, ticket) = server.ticket().await;
     assert_eq!(handle.queued_bytes(), 0);
     let tied = handle.after(ticket);
     tied.try_push(frame("four"), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
@@ -214,7 +215,7 @@ async fn tied_frames_can_be_cleared() {
     assert!(handle.clear_slot(Slot(3)) && !handle.clear_slot(Slot(3)));
     tied.push_latest(Slot(2), frame("again")).unwrap();
     assert_eq!(handle.queued_bytes(), 9);
-    setting.release();
+    server.release();
     expect(&mut client, &["2 waited", "3 four", "4 again"]).await;
     client.send("nothing else").await;
     expect(&mut client, &["5 nothing else"]).await;
@@ -223,13 +224,13 @@ async fn tied_frames_can_be_cleared() {
 
 #[tokio::test]
 async fn tied_frames_are_counted_as_unsent_when_the_connection_ends() {
-    let mut setting = Setting::<false, false>::new().await;
-    let mut client = setting.connect().await;
+    let mut server = Server::<false, false>::new().await;
+    let mut client = server.connect().await;
     client.send("wait").await;
-    let (handle, ticket) = setting.ticket().await;
+    let (handle, ticket) = server.ticket().await;
     handle.after(ticket).push_latest(Slot(1), frame("tied")).unwrap();
     handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
-    let supervisor = setting.supervisor.clone();
+    let supervisor = server.supervisor.clone();
     let shutdown = tidewire_conn::Shutdown::default().deadline(std::time::Duration::from_millis(10));
     supervisor.shutdown(shutdown).await;
     assert_eq!(supervisor.stats().push.unsent, 2);
@@ -237,11 +238,11 @@ async fn tied_frames_are_counted_as_unsent_when_the_connection_ends() {
 
 #[tokio::test]
 async fn broadcast_calls_before_send_for_every_connection() {
-    let setting = Setting::<false, false>::new().await;
-    let (mut first, mut second) = (setting.connect().await, setting.connect().await);
+    let server = Server::<false, false>::new().await;
+    let (mut first, mut second) = (server.connect().await, server.connect().await);
     first.send("hello").await;
     expect(&mut first, &["1 hello"]).await;
-    let sessions = setting.supervisor.sessions();
+    let sessions = server.supervisor.sessions();
     wait_until_async("both are served", PATIENCE, async || sessions.len() == 2).await;
     assert_eq!(sessions.broadcast(PushPriority::Low, |_| Some(frame("news"))), 2);
     expect(&mut first, &["2 news"]).await;
@@ -257,16 +258,16 @@ async fn flood_of_pushes_does_not_block_requests() {
 }
 
 async fn flood<const HOLD: bool, const REPLIES_FIRST: bool>() {
-    let mut setting = Setting::<HOLD, REPLIES_FIRST>::new().await;
-    let mut client = setting.connect().await;
+    let mut server = Server::<HOLD, REPLIES_FIRST>::new().await;
+    let mut client = server.connect().await;
     client.send("hello").await;
-    let (handle, _) = setting.ticket().await;
+    let (handle, _) = server.ticket().await;
     expect(&mut client, &["1 hello"]).await;
     push(&handle, &format!("flood{}", "x".repeat(70_000)));
     client.receive().await.unwrap();
     client.send("answer me").await;
     while !client.receive().await.unwrap().ends_with("answer me") {}
     client.send("wait").await;
-    setting.release();
+    server.release();
     while !client.receive().await.unwrap().ends_with("waited") {}
 }

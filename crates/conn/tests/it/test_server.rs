@@ -1,4 +1,4 @@
-//! A test protocol, a server and a client for it.
+//! A server with a test protocol, and a client for it. Other tests use them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,17 +12,27 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
-/// Replies according to the first word of a frame: see `on_frame`.
+/// A protocol that replies according to the first word of a frame: see `on_frame`.
 pub(crate) struct Words {
+    /// Gets the id and the close reason of each connection.
     pub(crate) ends: mpsc::Sender<String>,
+    /// Lets a `wait` be answered.
     pub(crate) release: Arc<Notify>,
+    /// The number of calls of `on_connection_setup`.
     pub(crate) setups: AtomicUsize,
+    /// The number of calls of `on_command_end`.
     pub(crate) commands: AtomicUsize,
+    /// The number of `wait` requests.
     pub(crate) waits: AtomicUsize,
+    /// The number of `quick` replies that are ready.
     pub(crate) quick: Arc<AtomicUsize>,
+    /// `on_panic` returns a reply.
     pub(crate) answers_panics: AtomicBool,
+    /// `on_shutdown` returns a frame.
     pub(crate) announces_shutdown: AtomicBool,
 }
+
+/// The error of a reply that fails.
 
 #[derive(Debug, thiserror::Error)]
 #[error("as planned")]
@@ -110,7 +120,7 @@ impl Protocol for Words {
     }
 }
 
-/// An endless stream.
+/// An endless stream of numbers.
 struct Numbers(u64);
 
 impl futures_core::Stream for Numbers {

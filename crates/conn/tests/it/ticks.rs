@@ -1,4 +1,4 @@
-//! Ticks, with a paused clock: they come in time, whatever the connection does.
+//! `Protocol::on_tick`, with a paused clock: ticks come in time whether the connection is idle, busy or stalled.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::server::{Planned, frame};
+use crate::test_server::{Planned, frame};
 
-/// Ticks according to a plan. `within N` requests a tick within N seconds, `wait` is answered when it is released, `large` with more
-/// than the socket buffer holds, `stream` with an endless stream. Other requests are echoed.
+/// Ticks according to a plan. `within N` schedules a tick within N seconds. `wait` is answered when the test notifies `release`, `large`
+/// with a frame larger than the socket buffer, and `stream` with an endless stream. Other requests are echoed.
 struct Ticking<const HOLD: bool> {
     /// Returns the result of the tick with this number.
     plan: fn(usize) -> Tick<Frame>,
@@ -173,14 +173,14 @@ async fn tick_within_never_delays_a_tick() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn peer_that_sends_all_the_time_has_ticks() {
+async fn ticks_come_while_the_peer_keeps_sending() {
     let mut connection = Connection::<false>::begin(|tick| if tick == 3 { Tick::Stop } else { next(5, Some("tick")) });
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_millis(900)).await;
         connection.send("hello").await;
         while connection.receive().await == "tick" {}
     }
-    assert_eq!(connection.ticks(), 3, "none after it was stopped");
+    assert_eq!(connection.ticks(), 3, "no tick after `Tick::Stop`");
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,7 +232,7 @@ async fn tick_closes_a_peer_that_does_not_read() {
     }
 }
 
-/// The frame of a tick follows frames that are encoded.
+/// The frame of a tick follows frames that are already encoded.
 #[tokio::test(start_paused = true)]
 async fn frame_of_a_tick_overtakes_queued_frames() {
     let mut connection =
@@ -284,7 +284,7 @@ async fn half_closed_connection_has_ticks() {
     assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 15));
 }
 
-/// A socket that accepts all output at once, and has one input.
+/// A socket that accepts all output at once, and has these bytes as input.
 struct Sink(Option<&'static [u8]>);
 
 impl AsyncRead for Sink {

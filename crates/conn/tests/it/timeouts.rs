@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::server::{Planned, Server, frame};
+use crate::test_server::{Planned, Server, frame};
 
 /// Pings idle peers, and sends the close reason as the last frame. `never` is never answered.
 struct Pinging {
@@ -79,7 +79,7 @@ impl Connection {
         String::from_utf8(body).unwrap()
     }
 
-    /// Waits for the end. Returns its reason and the second at which it came.
+    /// Waits for the end of the connection. Returns the reason, and the time in seconds since the test began.
     async fn end(&mut self) -> (String, u64) {
         let (reason, after) = self.ends.recv().await.unwrap();
         (reason, after.as_secs())

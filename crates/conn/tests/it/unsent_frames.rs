@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::server::frame;
+use crate::test_server::frame;
 
 /// Never answers, and holds pushes while a request is in flight, so pushes stay queued.
 struct Silent;
@@ -32,7 +32,7 @@ impl Protocol for Silent {
 }
 
 /// Resets a connection that has queued frames. Returns the dead letters, and the number of frames that were counted as unsent.
-async fn lose(keep_unsent: bool) -> (Vec<Frame>, u64) {
+async fn reset_with_queued_frames(keep_unsent: bool) -> (Vec<Frame>, u64) {
     let (dead, mut letters) = mpsc::channel(100);
     let server = Supervisor::builder(Silent).dead_letters(dead).keep_unsent(keep_unsent).build();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -66,12 +66,12 @@ async fn lose(keep_unsent: bool) -> (Vec<Frame>, u64) {
 
 #[tokio::test]
 async fn keep_unsent_passes_queued_frames_to_the_dead_letters() {
-    let (letters, unsent) = tokio::time::timeout(Duration::from_mins(1), lose(true)).await.unwrap();
+    let (letters, unsent) = tokio::time::timeout(Duration::from_mins(1), reset_with_queued_frames(true)).await.unwrap();
     assert_eq!(letters, ["high 1", "high 2", "low 1", "low 2", "latest"].map(frame));
     assert_eq!(unsent, 5);
 }
 
 #[tokio::test]
 async fn queued_frames_are_only_counted_by_default() {
-    assert_eq!(lose(false).await, (Vec::new(), 5));
+    assert_eq!(reset_with_queued_frames(false).await, (Vec::new(), 5));
 }

@@ -212,13 +212,16 @@ async fn invalid_input_closes_its_own_connection_with_the_right_code() {
         client.expect_close(code).await;
         neighbour.ask("still there").await;
     }
-    wait_until_async("all are counted", PATIENCE, async || server.supervisor.stats().ended["decode"] == count).await;
+    wait_until_async("all connections are counted", PATIENCE, async || {
+        server.supervisor.stats().ended["decode"] == count
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn invalid_handshakes_are_refused_with_an_http_status() {
     let server = Server::start(|builder| {
-        // Long enough for all but the last handshake on a busy machine.
+        // On a busy machine this is long enough for every handshake except the last, which must time out.
         builder.timeouts(Timeouts::default().first_frame(Duration::from_secs(3)))
     })
     .await;
@@ -238,7 +241,8 @@ async fn invalid_handshakes_are_refused_with_an_http_status() {
     let mut slow = TcpStream::connect(server.addr).await.unwrap();
     slow.write_all(b"GET / HTT").await.unwrap();
     assert_eq!(slow.read(&mut [0; 1]).await.unwrap(), 0);
-    wait_until_async("all have ended", PATIENCE, async || server.supervisor.stats().ended["handshake"] == 5).await;
+    wait_until_async("all handshakes have ended", PATIENCE, async || server.supervisor.stats().ended["handshake"] == 5)
+        .await;
     assert_eq!(server.supervisor.count(), 0);
 }
 

@@ -1,4 +1,4 @@
-//! Regressions of connections: timeouts, order and ends.
+//! Regressions of connections: timeouts, order of frames, ends, counters and alarms.
 
 use std::io;
 use std::pin::Pin;
@@ -16,25 +16,29 @@ use tokio::time::Instant;
 
 use tidewire_testkit::{PATIENCE, wait_until};
 
-use crate::server::{Planned, frame};
+use crate::test_server::{Planned, frame};
 
-/// The reason for the end of a connection, and its time.
+/// The label of a close reason, and the time of the end since the test began.
 type End = (String, Duration);
 /// The handle and the ticket of a request.
 type Ticket = (PushHandle<Frame>, ReplyTicket);
 
 /// The protocol of most tests in this file.
 struct TestProtocol<const HOLD: bool = false, const REPLIES_FIRST: bool = false> {
-    ends: mpsc::Sender<(String, Duration)>,
-    tickets: mpsc::Sender<(PushHandle<Frame>, ReplyTicket)>,
+    ends: mpsc::Sender<End>,
+    tickets: mpsc::Sender<Ticket>,
+    /// Lets a `wait`, or the second frame of a `two`, be sent.
     release: Arc<Notify>,
     start: Instant,
+    /// Pushed when the connection begins.
     setup: Option<Frame>,
+    /// Called when the connection has ended.
     at_end: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-struct Ticks(u32);
-impl futures_core::Stream for Ticks {
+/// A stream of 200 frames of a kilobyte each, with their prefixes.
+struct Kilobytes(u32);
+impl futures_core::Stream for Kilobytes {
     type Item = Result<Frame, Planned>;
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0 += 1;
@@ -42,7 +46,7 @@ impl futures_core::Stream for Ticks {
     }
 }
 
-/// Frames of a channel.
+/// A stream of the frames of a channel.
 struct Channel(mpsc::Receiver<Frame>);
 impl futures_core::Stream for Channel {
     type Item = Result<Frame, Planned>;
@@ -74,7 +78,7 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for TestProtocol<HOLD
             b"never" => Reply::future(std::future::pending()),
             b"large" => Reply::Frame(frame("x".repeat(100_000))),
             b"too large" => Reply::Frame(frame("x".repeat(2 << 20))),
-            b"ticks" => Reply::stream(Ticks(0)),
+            b"stream" => Reply::stream(Kilobytes(0)),
             b"close" => Reply::Close(Some(frame("bye"))),
             b"panic" => panic!("as planned"),
             b"wait" => {
@@ -117,8 +121,8 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for TestProtocol<HOLD
 struct Harness<const HOLD: bool = false, const REPLIES_FIRST: bool = false> {
     supervisor: Supervisor<TestProtocol<HOLD, REPLIES_FIRST>>,
     far: DuplexStream,
-    ends: mpsc::Receiver<(String, Duration)>,
-    tickets: mpsc::Receiver<(PushHandle<Frame>, ReplyTicket)>,
+    ends: mpsc::Receiver<End>,
+    tickets: mpsc::Receiver<Ticket>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -207,7 +211,7 @@ async fn maximum_deadline_does_not_panic() {
     tokio::spawn(async move { supervisor.shutdown(shutdown).await }).await.expect("no panic");
 }
 
-/// A complete frame was not decoded because the batch was full, and timed out as incomplete although the peer reads slowly.
+/// The peer reads slowly. A complete frame was not decoded because the batch was full, and timed out as incomplete.
 #[tokio::test(start_paused = true)]
 async fn complete_frame_behind_a_full_batch_does_not_time_out() {
     let mut harness = Harness::<false, false>::new(|b| b);
@@ -221,7 +225,7 @@ async fn complete_frame_behind_a_full_batch_does_not_time_out() {
     assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-/// The same for the first frame, with a large push at the beginning.
+/// The first frame was not decoded either, if the connection began with a large push.
 #[tokio::test(start_paused = true)]
 async fn first_frame_behind_a_full_batch_does_not_time_out() {
     let mut harness = Harness::<false, false>::with_setup(Some(frame("x".repeat(100_000))), |b| b);
@@ -233,7 +237,7 @@ async fn first_frame_behind_a_full_batch_does_not_time_out() {
     assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-/// "A peer whose request is being answered is not idle": this one reads its reply.
+/// "A peer that has not yet read its replies is not idle."
 #[tokio::test(start_paused = true)]
 async fn peer_that_reads_its_reply_is_not_idle() {
     let mut harness = Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_secs(5))));
@@ -263,7 +267,7 @@ async fn peer_that_has_not_read_the_ping_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn half_closed_peer_that_reads_gets_its_reply() {
     let mut harness = Harness::<false, false>::new(|b| b);
-    harness.send("ticks").await;
+    harness.send("stream").await;
     harness.far.shutdown().await.unwrap();
     let mut got = 0;
     loop {
@@ -276,7 +280,7 @@ async fn half_closed_peer_that_reads_gets_its_reply() {
     assert_eq!(harness.ends.recv().await.unwrap().0, "peer", "after {got} kB of 200");
 }
 
-/// The runtime was blocked past the timeout. A push wakes the actor while the rest of the frame is still in the kernel.
+/// The runtime is blocked past the timeout. Then a push wakes the actor while the rest of the frame is still in the kernel.
 #[tokio::test]
 async fn input_that_has_arrived_prevents_a_timeout() {
     use std::io::Write;
@@ -326,9 +330,9 @@ fn alarms_survive_the_runtime_of_their_driver() {
         far
     };
     let _first = connect(&one);
-    wait_until("the first runtime drives", PATIENCE, || one.metrics().num_alive_tasks() == 2);
+    wait_until("the first runtime runs the alarm task", PATIENCE, || one.metrics().num_alive_tasks() == 2);
     let _second = connect(&two);
-    wait_until("both run", PATIENCE, || supervisor.sessions().len() == 2);
+    wait_until("both connections run", PATIENCE, || supervisor.sessions().len() == 2);
     drop(one);
     assert_eq!(ends.blocking_recv().unwrap().0, "dropped");
     assert_eq!(ends.blocking_recv().unwrap().0, "first_frame");
@@ -366,7 +370,7 @@ async fn tied_push_follows_the_last_reply() {
     assert_eq!(harness.receive().await.as_deref(), Some("tied"), "{:?}", harness.supervisor.stats().push);
 }
 
-/// "After an error `output` is unchanged": frames before it can be written.
+/// "After an error `output` is unchanged", so earlier frames can be written.
 #[tokio::test(start_paused = true)]
 async fn encode_error_does_not_drop_earlier_replies() {
     let mut harness = Harness::<false, false>::new(|b| b);
@@ -403,7 +407,7 @@ async fn shutdown_notice_does_not_interrupt_a_reply_if_pushes_are_held() {
     assert_eq!(harness.receive().await.as_deref(), Some("going down"));
 }
 
-/// The same for a ping.
+/// A ping is held as well.
 #[tokio::test(start_paused = true)]
 async fn ping_does_not_interrupt_a_reply_if_pushes_are_held() {
     let mut harness =
@@ -480,7 +484,7 @@ impl Protocol for ClosingProtocol {
     }
 }
 
-/// A codec that was closed by a frame it encoded did not end the connection.
+/// The codec was closed by a frame that it had encoded, and the connection did not end.
 #[tokio::test(start_paused = true)]
 async fn closed_codec_ends_the_connection() {
     let supervisor = Supervisor::builder(ClosingProtocol).timeouts(Timeouts::default().first_frame(None)).build();
@@ -523,9 +527,9 @@ async fn traffic_is_not_counted_twice_when_a_task_is_aborted() {
     assert_eq!(harness.receive().await.as_deref(), Some("hello"));
     yield_to_actors().await;
     let seen = Arc::new(AtomicU64::new(0));
-    let (supervisor, note) = (harness.supervisor.clone(), Arc::clone(&seen));
+    let (supervisor, seen_at_end) = (harness.supervisor.clone(), Arc::clone(&seen));
     let _ = harness.supervisor.protocol().at_end.set(Box::new(move || {
-        note.store(supervisor.stats().traffic.frames_in, Ordering::SeqCst);
+        seen_at_end.store(supervisor.stats().traffic.frames_in, Ordering::SeqCst);
     }));
     harness.task.abort();
     harness.ends.recv().await.unwrap();
@@ -583,7 +587,7 @@ impl Wake for WakeFlag {
     }
 }
 
-/// A handle kept the waker, which in tokio keeps the task with all its memory.
+/// A handle kept the waker, which keeps the task and its memory.
 #[tokio::test]
 async fn handle_does_not_keep_the_task() {
     let (protocol, _ends, _tickets) = test_protocol::<false, false>();
@@ -649,7 +653,7 @@ fn heartbeat_of_zero_does_not_spin() {
             done.send(pings).unwrap();
         });
     });
-    let pings = finished.recv_timeout(Duration::from_secs(5)).expect("it ends");
+    let pings = finished.recv_timeout(Duration::from_secs(5)).expect("the connection does not spin");
     assert!(pings < 250, "{pings} pings in 200 ms");
 }
 
@@ -760,7 +764,7 @@ async fn only_woken_replies_are_polled() {
     assert!(polls < 10 * N, "{polls} polls for {N} requests");
 }
 
-/// A connection that always has a request in flight, and subscribes to its own changes, never got a push.
+/// A slot whose frames are tied to the requests of its own connection was never written while a request was always in flight.
 #[tokio::test(start_paused = true)]
 async fn repeatedly_tied_slot_is_eventually_written() {
     let mut harness = Harness::<false, false>::new(|b| b.max_in_flight(2));
@@ -811,7 +815,7 @@ impl Protocol for TieOnFrame {
     }
 }
 
-/// A push without a ticket, made when the reply had been encoded, overtook an earlier one that was tied to it.
+/// When the reply had been encoded, a push that was not tied overtook an earlier push that was tied to the reply.
 #[tokio::test]
 async fn push_after_the_reply_does_not_overtake_a_tied_push() {
     let supervisor = Supervisor::builder(TieOnFrame).build();
@@ -825,7 +829,7 @@ async fn push_after_the_reply_does_not_overtake_a_tied_push() {
     }
 }
 
-/// A request was in flight when the input could not be decoded. A handle that closed the connection then lost its last frame.
+/// Invalid input arrived while a request was in flight. When a handle then closed the connection, its last frame was not sent.
 #[tokio::test(start_paused = true)]
 async fn handle_closes_a_connection_with_invalid_input() {
     let mut harness = Harness::<false, false>::new(|b| b);

@@ -2,3 +2,5 @@
 
 mod clients;
 mod connections;
+mod pushes;
+mod websocket;
