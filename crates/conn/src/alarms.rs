@@ -3,8 +3,8 @@
 //! A connection has at most one alarm and does not move it while it is busy; if the alarm fires too early, it is set again. So a
 //! busy connection has no cost, an idle connection without timeouts has no alarm, and thousands of connections share one timer.
 //!
-//! Alarms are kept in an ordered set under one lock. The task sleeps until the first alarm and ends after the last one, whereas a
-//! hashed timer wheel would have to tick.
+//! Alarms are kept in an ordered set under one lock. The task sleeps until the first alarm and ends after the last one. A hashed timer
+//! wheel would have to wake at every tick.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -59,6 +59,7 @@ impl<F: FrameLike> Alarms<F> {
         }
     }
 
+    /// Fires alarms at their times until none is left.
     async fn drive(self: Arc<Self>) {
         let fire_on_drop = FireOnDrop(&self);
         while let Some(next) = self.fire_expired(Instant::now()) {

@@ -46,7 +46,7 @@ pub struct Fragmented<C> {
     options: FragmentOptions,
     /// The number of messages that were sent in fragments.
     sent: u64,
-    /// The number of messages of which a first fragment has arrived.
+    /// The number of messages whose first fragment has arrived.
     begun: u64,
     /// Incomplete messages, in the order in which they began.
     assemblies: Vec<Assembly>,
@@ -123,7 +123,7 @@ pub enum FragmentError<E: std::error::Error + 'static> {
     /// The inner codec failed.
     #[error(transparent)]
     Codec(#[from] E),
-    /// The first byte of a fragment is unknown, or the fragment is too short for its header.
+    /// The first byte of a fragment has unknown flags, or the fragment is too short for its header.
     #[error(
         "invalid header in a fragment of {len} bytes: expected flags from 0x00 to 0x03 and their fields, got {flags:#04x}"
     )]

@@ -16,7 +16,7 @@ use crate::{ConnectionId, FrameLike, PushError, PushPolicy, PushPriority, ReplyT
 
 pub(crate) struct Mailbox<F> {
     pub(crate) outbox: Outbox<F>,
-    /// None for bare queues.
+    /// `None` for bare queues.
     info: Option<Arc<ConnectionInfo>>,
     /// The flags [`CLOSE`], [`WAKE`], [`OVER_LIMIT`] and [`ALARM`]. They share a word, so that the actor checks all of them with one
     /// load per turn.

@@ -26,7 +26,7 @@ pub(crate) const STEP_BYTES: usize = 4096;
 /// Flag in the word of an account: the connection is being closed.
 const CLOSING: usize = 1 << (usize::BITS - 1);
 
-/// A limit on the memory that connections hold together. Clones share it, and so may several supervisors.
+/// A limit on the memory that connections hold together. Clones refer to the same limit, and several supervisors can share it.
 ///
 /// The limit covers input, queued requests, replies and pushes, and the bytes that the application
 /// [holds](MemoryAccount::hold). It does not cover the fixed size of a connection, which is about a kilobyte.

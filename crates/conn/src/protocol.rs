@@ -85,8 +85,8 @@ pub trait Protocol: Send + Sync + 'static {
         let _ = context;
     }
 
-    /// Called after [`PushHandle::wake`], also while the peer does not read. It runs before replies and pushes are gathered, so its
-    /// pushes to its own connection go into the same batch if they fit. Not called once the connection is ending.
+    /// Called after [`PushHandle::wake`], even while the peer does not read. The hook runs before replies and pushes are gathered, so
+    /// its pushes to its own connection go into the same batch if they fit. Not called when the connection is ending.
     fn on_wake(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }

@@ -17,9 +17,9 @@ use crate::{Counters, FrameLike, MemoryAccount, ReplyTicket};
 /// The priority of a pushed frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PushPriority {
-    /// Written before other frames that wait.
+    /// Written before low-priority frames.
     High,
-    /// Written when no high-priority frame waits, or in its [fair share](FairnessConfig).
+    /// Written when no high-priority frame is queued, or as its [fair share](FairnessConfig).
     Low,
 }
 
@@ -250,7 +250,7 @@ impl<F: FrameLike> PushHandle<F> {
     }
 
     /// Returns a view of this handle whose pushes are never written before the reply of `ticket`. A ticket of another connection
-    /// has no effect, so a fan-out can use the ticket of the connection that caused it for all receivers.
+    /// has no effect, so a broadcast can use the ticket of the connection that caused it for all receivers.
     pub fn after(&self, ticket: ReplyTicket) -> PushAfter<'_, F> {
         PushAfter { handle: self, ticket }
     }
@@ -355,7 +355,8 @@ impl Default for FairnessConfig {
     }
 }
 
-/// The receiving end of a [`PushHandle`]. A connection actor has one; applications can use it to write frames by other means.
+/// The receiving end of a [`PushHandle`]. Every connection actor has one. An application can use bare queues, without a connection, and
+/// write the frames by other means.
 ///
 /// ```
 /// use tidewire_conn::{PushPriority, PushQueues};

@@ -18,8 +18,8 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Finds live connections by their id. It does not keep them alive, and does not list connections that have ended, even if there
-/// are still handles to them.
+/// The live connections, by id. The registry does not keep connections alive, and does not list connections that have ended, even if
+/// there are still handles to them.
 ///
 /// A supervisor registers its connections itself. Applications can [insert](Self::insert) other handles, including those of bare
 /// [`PushQueues`](crate::PushQueues).
@@ -50,12 +50,12 @@ impl<F: FrameLike> SessionRegistry<F> {
         lock(&self.entries).get(id)?.live().map(PushHandle::new)
     }
 
-    /// Lists a handle under an id, replacing the one that was listed.
+    /// Lists a handle under an id, replacing the handle that was listed before.
     pub fn insert(&self, id: ConnectionId, handle: &PushHandle<F>) {
         Arc::make_mut(&mut lock(&self.entries)).entry(id).or_default().listed = Arc::downgrade(&handle.0);
     }
 
-    /// Removes an id from the list. A connection that runs is not affected.
+    /// Removes an id from the list. A running connection is not affected.
     pub fn remove(&self, id: &ConnectionId) {
         let mut entries = lock(&self.entries);
         let entries = Arc::make_mut(&mut entries);

@@ -159,11 +159,12 @@ impl<F: FrameLike> fmt::Debug for Session<F> {
     }
 }
 
-/// Identifies the reply to one request of one connection. Frames pushed [after](PushHandle::after) it are never written before it.
+/// Identifies the reply to one request of one connection. Frames that are pushed [after](PushHandle::after) a ticket are never written
+/// before its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReplyTicket {
     pub(crate) connection: ConnectionId,
-    /// Counted from one.
+    /// The number of the request, counted from one.
     pub(crate) request: u64,
 }
 
@@ -231,7 +232,8 @@ impl<F: FrameLike> ConnectionContext<F> {
         self.info.id
     }
 
-    /// Returns the registry of the live connections of the supervisor, this one included: to push to others from a hook.
+    /// Returns the registry of the live connections of the supervisor, for example to push to other connections. It contains this
+    /// connection too.
     pub fn sessions(&self) -> &SessionRegistry<F> {
         &self.sessions
     }
@@ -251,15 +253,15 @@ impl<F: FrameLike> ConnectionContext<F> {
         self.counters
     }
 
-    /// Returns the bytes that were encoded and not yet written when the current [tick](crate::Protocol::on_tick) began. A frame
-    /// returned by the tick follows them: it has been written when [`Counters::bytes_out`] has grown by more than this.
+    /// Returns the number of bytes that were encoded and not yet written when the current [tick](crate::Protocol::on_tick) began. A
+    /// frame that the tick returns is written after these bytes, when [`Counters::bytes_out`] has grown by more than this number.
     pub fn unsent_bytes(&self) -> usize {
         self.unsent_bytes
     }
 
     /// Schedules the next [`Protocol::on_tick`](crate::Protocol::on_tick) at most `after` from now, even if ticks were stopped or
-    /// [none](crate::Timeouts::tick) is configured. An earlier tick is not delayed. It can be called from every hook; in `on_tick`
-    /// itself, the earlier of this time and the returned one applies. The resolution and the minimum are one millisecond.
+    /// [none](crate::Timeouts::tick) is configured. An earlier tick is not delayed. Can be called from every hook. If `on_tick` itself
+    /// calls it, the earlier of this time and the returned time applies. The resolution and the minimum are one millisecond.
     pub fn tick_within(&mut self, after: Duration) {
         let at = self.since().elapsed().saturating_add(after.max(MIN_TICK_INTERVAL));
         // Rounded up, so that no tick comes early.
@@ -270,8 +272,8 @@ impl<F: FrameLike> ConnectionContext<F> {
 
     /// Limits the input of this connection from the next frame on, for example until its peer has logged in. `bytes` limits the
     /// size of a frame, if the codec [supports it](crate::codec::Codec::set_max_frame), and the total of frames that wait for requests
-    /// in flight; a smaller [read-ahead limit](crate::Builder::read_ahead_bytes) still applies. A later call replaces the limit. It can
-    /// be called from every hook.
+    /// in flight. A smaller [read-ahead limit](crate::Builder::read_ahead_bytes) still applies. A later call replaces the limit. Can be
+    /// called from every hook.
     pub fn limit_input(&mut self, bytes: usize) {
         self.input_limit = NonZeroUsize::new(bytes.max(1));
     }

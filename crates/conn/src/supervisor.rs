@@ -1,7 +1,7 @@
 //! The supervisor: admission, limits, and graceful shutdown of connections.
 //!
-//! Connections that end are never restarted. A [`Permit`] counts a connection from its admission until the permit is
-//! dropped, which happens however the connection ends, so the count is always exact.
+//! An admitted connection is counted until its [`Permit`] is dropped. The permit is dropped however the connection ends, so the count
+//! is always exact. A connection that has ended is never restarted.
 
 use std::any::Any;
 use std::collections::hash_map::{Entry, HashMap};
@@ -63,8 +63,8 @@ impl<P: Protocol> Builder<P> {
         self
     }
 
-    /// Sets whether frames that are queued when a connection ends go to the [dead letters](Self::dead_letters) too. Default:
-    /// false, because frames for a peer that has left are rarely of use.
+    /// Sets whether frames that are queued when a connection ends are also sent to the [dead letters](Self::dead_letters). Default:
+    /// false, because frames for a peer that has left are rarely useful.
     #[must_use]
     pub fn keep_unsent(mut self, keep_unsent: bool) -> Self {
         self.push.keep_unsent = keep_unsent;
@@ -167,7 +167,7 @@ impl<P: Protocol> Builder<P> {
         Self { max_per_address: per_address, ..self }
     }
 
-    /// Returns the supervisor. It serves when [`Supervisor::serve`] or a [`Permit`] is run.
+    /// Builds the supervisor. Connections are served by [`Supervisor::serve`] or [`Permit::run`].
     pub fn build(self) -> Supervisor<P> {
         let registry = Arc::new(SessionRegistry::new());
         let shared = Arc::new(SupervisorShared {
@@ -205,8 +205,7 @@ impl<P: Protocol> fmt::Debug for Builder<P> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shutdown {
-    /// How long peers are served after the notice. Default: zero, because only a protocol whose clients react to the notice
-    /// gains from it.
+    /// Time for which peers are served after the notice. Default: zero, because it is useful only if clients react to the notice.
     pub grace: Duration,
     /// Time from the beginning of the shutdown after which connections that have not ended are aborted. Default: 5 s, within the
     /// time that service managers give a process.
@@ -255,7 +254,7 @@ pub(crate) struct SupervisorShared<P: Protocol> {
     registry: Arc<SessionRegistry<P::Frame>>,
     ids: AtomicU64,
     admitted: Mutex<Admitted>,
-    /// How long peers are served after a shutdown was announced.
+    /// The grace period of the shutdown, after the peers were notified.
     grace: Mutex<Duration>,
     /// Notified when a connection has ended, and when the phase changes.
     changed: Notify,
@@ -431,8 +430,8 @@ impl<P: Protocol> Supervisor<P> {
 
     /// Shuts down gracefully. No more connections are admitted. Peers are [notified](Protocol::on_shutdown) and served for the
     /// grace period. Then nothing more is read, requests that were read are answered, and queued pushes are written. Connections
-    /// that have not ended at the deadline are aborted. Returns when no connection is left; a [`Permit`] that is held but not run
-    /// counts as one.
+    /// that have not ended at the deadline are aborted. Returns when no connection is left. A [`Permit`] that is held but not run
+    /// counts as a connection.
     pub async fn shutdown(&self, shutdown: Shutdown) {
         let deadline = saturating_add(Instant::now(), shutdown.deadline);
         let grace = deadline.min(saturating_add(Instant::now(), shutdown.grace));
@@ -448,6 +447,7 @@ impl<P: Protocol> Supervisor<P> {
         self.wait_until_empty().await;
     }
 
+    /// Enters a phase of the shutdown, and wakes all connections.
     fn enter(&self, phase: ShutdownPhase) {
         self.shared.phase.0.fetch_max(phase as u8, SeqCst);
         self.shared.changed.notify_waiters();
@@ -544,7 +544,7 @@ impl<P: Protocol> Permit<P> {
         upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
     ) -> impl Future<Output = ()> {
         // Boxed, so that the memory is released when the upgrade is done.
-        let upgraded = Box::pin(self.upgraded(upgrade));
+        let upgraded = Box::pin(self.run_upgrade(upgrade));
         async {
             if let Some((permit, socket, already_read)) = upgraded.await {
                 permit.run(socket, already_read).await;
@@ -552,7 +552,11 @@ impl<P: Protocol> Permit<P> {
         }
     }
 
-    async fn upgraded<S>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) -> Option<(Self, S, Vec<u8>)> {
+    /// Runs the upgrade. Returns `None` if it failed or timed out, or if the server shut down in the meantime.
+    async fn run_upgrade<S>(
+        self,
+        upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
+    ) -> Option<(Self, S, Vec<u8>)> {
         let SupervisorShared { timeouts, changed, phase, .. } = &*self.shared;
         let shuts_down = async {
             loop {
@@ -606,8 +610,8 @@ impl<P: Protocol> Permit<P> {
         Run::New(self, socket, already_read, data)
     }
 
-    /// Creates the actor of the connection. `None` if the protocol panicked.
-    fn begin<S: AsyncRead + AsyncWrite + Unpin>(
+    /// Creates the actor of the connection. Returns `None` if the protocol panicked.
+    fn create_actor<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         socket: S,
         already_read: &[u8],
@@ -635,7 +639,7 @@ enum Run<P: Protocol, S> {
     New(Permit<P>, S, Vec<u8>, Option<Box<dyn Any + Send>>),
     Running {
         actor: Actor<P, S>,
-        /// Dropped after the actor, so that a connection has ended before it is no longer counted.
+        /// Dropped after the actor, so that a connection is counted until it has ended.
         _permit: Permit<P>,
     },
     Ended,
@@ -651,7 +655,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Future for Run<P, S> {
         let run = self.get_mut();
         if matches!(run, Self::New(..))
             && let Self::New(mut permit, socket, already_read, data) = std::mem::replace(run, Self::Ended)
-            && let Some(actor) = permit.begin(socket, &already_read, data)
+            && let Some(actor) = permit.create_actor(socket, &already_read, data)
         {
             *run = Self::Running { actor, _permit: permit };
         }

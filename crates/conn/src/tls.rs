@@ -1,7 +1,7 @@
 //! TLS for servers and clients, with rustls.
 //!
-//! A server calls [`TlsServer::accept`] in the upgrade closure of [`Supervisor::serve_with`](crate::Supervisor::serve_with). It runs on
-//! the task of the connection, so a peer that never finishes its handshake delays no other connection. On the client side,
+//! A server calls [`TlsServer::accept`] in the upgrade closure of [`Supervisor::serve_with`](crate::Supervisor::serve_with). The
+//! handshake runs on the task of the connection, so a peer that never finishes it delays no other connection. On the client side,
 //! [`TlsConnector`] wraps another connector.
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! An actor with nothing to do: it releases its buffers, watches its timeouts, and runs ticks.
+//! An idle actor: releases its buffers, checks its timeouts, and runs ticks.
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -30,7 +30,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         self.take_alarm();
         let had_alarm = std::mem::take(&mut self.watch.had_alarm);
-        self.watch_peer();
+        self.update_watch();
         let Some((at, action)) = self.watch.next(&self.shared.timeouts, self.context.since(), self.context.tick_at())
         else {
             return Ok(false);
@@ -63,6 +63,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
+    /// Calls [`Protocol::on_tick`], and applies its result.
     fn tick(&mut self) {
         self.context.next_tick_millis = None;
         if !self.lifecycle.is_serving() {
@@ -87,7 +88,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     /// Updates the events that the connection waits for, and the times at which the waits began.
-    fn watch_peer(&mut self) {
+    fn update_watch(&mut self) {
         let is_serving = self.lifecycle.is_serving();
         let peer_has_closed = self.input.has_ended || self.codec.is_closing();
         let is_reading = self.may_read_more();
@@ -118,6 +119,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         watch.may_ping = may_ping;
     }
 
+    /// Runs an action whose time has come.
     fn run_action(&mut self, action: AlarmAction) -> Progress<P> {
         match action {
             AlarmAction::Heartbeat { silent } => {

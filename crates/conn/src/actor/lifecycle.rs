@@ -16,24 +16,24 @@
 //! | Flushing | a handle closes the connection | no | no | no | yes | pushes are sent |
 //! | Closing | there is a reason to end | no | no | no | no | the output is written |
 //! | Closed | nothing is left to write, or the socket failed | no | no | no | no | the protocol is notified of the end |
-//! | Lingering | our side is being closed | discards | no | no | no | the peer has closed its side, or the deadline has passed |
+//! | Lingering | our side of the socket is being closed | discards | no | no | no | the peer has closed its side, or the deadline has passed |
 //!
-//! **Every path reaches the end.** Each serving stage can be left by [`close`](Lifecycle::close), which every error, timeout, tick and
-//! handler leads to. `Closing` is left when the output is written, the socket fails, or the peer has not read for the write timeout.
-//! `Lingering` has a deadline. The end of a shutdown, and dropping the actor, leave any stage.
+//! **Every path reaches the end.** Every error, timeout, tick or handler that ends the connection calls [`close`](Lifecycle::close),
+//! which leaves any serving stage. `Closing` is left when the output is written, the socket fails, or the peer has not read for the
+//! write timeout. `Lingering` has a deadline. The deadline of a shutdown and the drop of the actor leave any stage.
 //!
 //! **The protocol is notified of the end exactly once.** `on_connection_closed` is called only after [`end`](Lifecycle::end) has
-//! returned true. It returns true only in the stages between `Starting`, in which the protocol does not know the connection, and
-//! `Lingering`, and leaves these stages. Dropping the actor also calls it, so the notification is never missed.
+//! returned true. `end` returns true only in the stages after `Starting` and before `Lingering`, and leaves them. In `Starting` the
+//! protocol has not been notified of the connection. The drop of the actor also calls `end`, so the notification is never missed.
 
 use tokio::time::Instant;
 
 /// The stage of a connection, with `R` as the reason for its end.
 #[derive(Debug)]
 pub(super) enum Lifecycle<R> {
-    /// The protocol does not know the connection yet.
+    /// The protocol has not been notified of the connection.
     Starting,
-    /// Everything is served.
+    /// Input is read, requests are handled, and replies and pushes are sent.
     Open,
     /// Nothing more is read. Requests that were read are answered.
     Draining,
@@ -109,7 +109,7 @@ impl<R> Lifecycle<R> {
         self.advance_if(self.may_handle(), Self::Flushing)
     }
 
-    /// Everything is answered: `Answering` → `Flushing`. Returns the reason to close for, if it was in this stage.
+    /// Everything is answered: `Answering` → `Flushing`. Returns the reason to close the connection, or `None` in any other stage.
     pub(super) fn take_decode_error(&mut self) -> Option<R> {
         if matches!(self, Self::Answering(_))
             && let Self::Answering(reason) = std::mem::replace(self, Self::Flushing)
@@ -131,7 +131,7 @@ impl<R> Lifecycle<R> {
         }
     }
 
-    /// `Closing` → `Closed`. Returns the reason to end for, if it was in this stage.
+    /// `Closing` → `Closed`. Returns the reason for the end, or `None` in any other stage.
     pub(super) fn take_reason(&mut self) -> Option<R> {
         if matches!(self, Self::Closing { .. })
             && let Self::Closing { reason, .. } = std::mem::replace(self, Self::Closed)
@@ -225,7 +225,7 @@ mod tests {
             Lifecycle::is_serving as fn(&Lifecycle<&'static str>) -> bool,
         ] {
             let [starting, serving @ ..] = stages();
-            assert!(!may(&starting), "the protocol does not know the connection");
+            assert!(!may(&starting), "the protocol has not been notified of the connection");
             assert!(may(&serving[0]));
             assert!(serving.iter().map(may).is_sorted_by(|earlier, later| earlier >= later));
         }

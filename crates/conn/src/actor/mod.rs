@@ -1,4 +1,4 @@
-//! The actor of one connection. It is a task that owns the socket, reads it and writes it.
+//! The actor of one connection: the only code that reads from its socket and writes to it, in one task.
 //!
 //! # The path of a frame
 //!
@@ -13,7 +13,7 @@
 //! 7. When there is nothing to do, the actor is idle (`idle`): it releases its buffers, and sets an alarm if it waits for the
 //!    peer (`alarms.rs`, `timeouts.rs`).
 //!
-//! `lifecycle` has the stages from the beginning of a connection to its end, and `linger` the end of its stream.
+//! `lifecycle` has the stages from the beginning of a connection to its end, and `linger` closes its socket.
 //!
 //! # Fairness
 //!

@@ -89,7 +89,7 @@ impl<P: Protocol> Replies<P> {
         matches!(self.queue.back(), Some(PendingReply::Close(_) | PendingReply::Failed(_) | PendingReply::InTurn(_)))
     }
 
-    /// Appends a reply, and polls it at once.
+    /// Appends a reply. Polls it at once if it is not the first.
     pub(super) fn push(&mut self, reply: Reply<P::Frame, P::ProtocolError>, context: &mut Context<'_>) {
         let mut pending = PendingReply::from(reply);
         if !self.queue.is_empty() {

@@ -32,7 +32,7 @@ pub(super) enum FrameKind {
 }
 
 impl<F> Unfinished<F> {
-    fn of(&mut self, kind: FrameKind) -> &mut Option<Box<(F, EncodePosition)>> {
+    fn get_mut(&mut self, kind: FrameKind) -> &mut Option<Box<(F, EncodePosition)>> {
         match kind {
             FrameKind::Push(PushPriority::High) => &mut self.high,
             FrameKind::Push(PushPriority::Low) => &mut self.low,
@@ -61,7 +61,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
         match self.codec.encode_part(&frame, EncodePosition::default(), &mut self.batch) {
             Ok(None) => self.context.counters.frames_out += 1,
-            Ok(Some(position)) => *self.unfinished.of(kind) = Some(Box::new((frame, position))),
+            Ok(Some(position)) => *self.unfinished.get_mut(kind) = Some(Box::new((frame, position))),
             Err(error) => {
                 if matches!(kind, FrameKind::Push(_)) {
                     self.queues.outbox().count_unsent(frame);
@@ -73,7 +73,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Encodes the next part of an unfinished frame.
     pub(super) fn send_next_part(&mut self, kind: FrameKind) {
-        let unfinished = self.unfinished.of(kind);
+        let unfinished = self.unfinished.get_mut(kind);
         let Some((frame, position)) = unfinished.as_deref_mut() else { return };
         match self.codec.encode_part(frame, *position, &mut self.batch) {
             Ok(Some(next)) => *position = next,

@@ -1,4 +1,4 @@
-//! Clients: the same actor, connecting to a server.
+//! Clients: the same connection actor, for connections to a server.
 //!
 //! A [`ClientProtocol`] distinguishes replies from pushes, and a [`Connect`] establishes connections. [`Client::builder`] combines
 //! both into a [`Client`], which is a cloneable handle, and a [`Connection`], which drives it. All clones share one connection, and
@@ -315,7 +315,7 @@ impl<P: ClientProtocol, C: Connect> ClientBuilder<P, C> {
         self
     }
 
-    /// Sets whether frames that are queued when a connection ends go to the [dead letters](Self::dead_letters) too. Default:
+    /// Sets whether frames that are queued when a connection ends are also sent to the [dead letters](Self::dead_letters). Default:
     /// false, because a caller of [`Client::request`] gets an error for its frame.
     #[must_use]
     pub fn keep_unsent(self, keep_unsent: bool) -> Self {
@@ -380,7 +380,7 @@ impl<P: ClientProtocol> Client<P> {
             drop(handle);
             reply.await
         };
-        let result = self.within(options, requesting).await;
+        let result = self.with_timeout(options, requesting).await;
         result.unwrap_or_else(|| Err(RequestError::TimedOut { outcome: pending.cancel() }))
     }
 
@@ -403,12 +403,12 @@ impl<P: ClientProtocol> Client<P> {
                 PushError::Closed => RequestError::Lost { outcome: Outcome::NeverSent },
             })
         };
-        let sent = self.within(options, sending).await;
+        let sent = self.with_timeout(options, sending).await;
         sent.unwrap_or(Err(RequestError::TimedOut { outcome: Outcome::NeverSent }))
     }
 
     /// Runs `work` with the timeout of the request. Returns `None` if it timed out.
-    async fn within<T>(&self, options: RequestOptions, work: impl Future<Output = T>) -> Option<T> {
+    async fn with_timeout<T>(&self, options: RequestOptions, work: impl Future<Output = T>) -> Option<T> {
         // A timeout beyond the range of the clock is never reached.
         match Instant::now().checked_add(options.timeout.unwrap_or(self.shared.options.request_timeout)) {
             Some(deadline) => tokio::time::timeout_at(deadline, work).await.ok(),

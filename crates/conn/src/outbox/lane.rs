@@ -98,7 +98,7 @@ impl<F> Lane<F> {
         taken
     }
 
-    /// Gives back the capacity of frames that were taken. While pushers wait, it only returns the waiters: the caller must
+    /// Gives back the capacity of frames that were taken. If pushers wait, does nothing but return the waiters: the caller must
     /// [add](Waiters::add) the capacity to them without the lock, and then call [`release_waiters`](Self::release_waiters).
     pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Waiters>> {
         if self.waiters.is_some() {
