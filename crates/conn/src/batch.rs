@@ -10,9 +10,9 @@ use std::iter;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// A queue of bytes to be written, in order, by as few vectored writes as possible.
+/// A queue of bytes to write, in order, with as few vectored writes as possible.
 ///
-/// It is not bounded: the caller checks [`len`](Self::len).
+/// The queue has no limit: the caller checks [`len`](Self::len).
 ///
 /// ```
 /// use std::io::{IoSlice, Write};

@@ -497,7 +497,7 @@ mod tests {
             max_frame in 1..100_000usize,
             // Small bytes make lengths within the limit.
             pieces in vec(prop_oneof![vec(any::<u8>(), 0..3000), vec(0..2u8, 0..3000)], 0..40),
-            kept in any::<bool>(),
+            keeps_frames in any::<bool>(),
         ) {
             let mut codec = codec(prefix, order, max_frame.min(prefix.max_frame()));
             let bound = codec.options.max_frame + prefix.bytes() + READ_AHEAD_BYTES;
@@ -508,7 +508,7 @@ mod tests {
                 if fed.is_err() {
                     break;
                 }
-                if !kept {
+                if !keeps_frames {
                     decoded.clear();
                 }
             }

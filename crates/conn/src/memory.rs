@@ -189,7 +189,7 @@ impl Account {
         self.limit.enforce();
     }
 
-    /// Whether all accounts together exceed the limit, those that are being closed included.
+    /// Whether all accounts together exceed the limit, including those that are being closed.
     pub(crate) fn is_limit_exceeded(&self) -> bool {
         self.limit.used() > self.limit.max_bytes()
     }

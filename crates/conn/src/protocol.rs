@@ -155,7 +155,7 @@ pub enum ServiceOrder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tick<F> {
-    /// The connection goes on.
+    /// The connection continues.
     Next {
         /// Written before any other frame; with [`HOLD_PUSHES`](Protocol::HOLD_PUSHES) after the reply in progress. Output that is
         /// already encoded comes first.
@@ -166,7 +166,7 @@ pub enum Tick<F> {
     /// The connection is closed, with this last frame or with [`Protocol::last_frame`]. Queued frames are not written, and output that
     /// the socket does not accept at once is dropped.
     Close(Option<F>),
-    /// The connection goes on without ticks, until [`ConnectionContext::tick_within`] is called.
+    /// The connection continues without ticks, until [`ConnectionContext::tick_within`] is called.
     Stop,
 }
 

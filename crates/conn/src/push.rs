@@ -184,7 +184,7 @@ pub struct PushStats {
     pub undelivered: u64,
 }
 
-/// A handle that pushes frames to one connection. Clones push to the same connection. A handle does not keep it alive.
+/// A handle that pushes frames to one connection. Clones push to the same connection. A handle does not keep the connection alive.
 pub struct PushHandle<F: FrameLike>(pub(crate) Arc<Mailbox<F>>);
 
 impl<F: FrameLike> PushHandle<F> {

@@ -177,7 +177,7 @@ pub struct ConnectionContext<F: FrameLike = Frame> {
     info: Arc<ConnectionInfo>,
     sessions: Arc<SessionRegistry<F>>,
     pub(crate) counters: Counters,
-    /// The number of requests so far, the current one included.
+    /// The number of requests so far, including the current one.
     pub(crate) requests: u64,
     /// The number of requests that have been answered.
     pub(crate) answered: u64,

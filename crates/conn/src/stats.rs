@@ -39,9 +39,9 @@ pub struct Stats {
     pub refused: u64,
     /// Connections that have ended, by the [label](crate::CloseReason::label) of the reason. Has every label.
     pub ended: BTreeMap<&'static str, u64>,
-    /// Requests that panicked, whether or not the connection went on.
+    /// Requests whose handler or reply panicked, even if the connection continued.
     pub panics: u64,
-    /// Traffic of all connections, those that have ended included.
+    /// Traffic of all connections, including those that have ended.
     pub traffic: Counters,
     /// Pushed frames that were not written.
     pub push: PushStats,

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, also after a thread has panicked while it held the lock: the state behind the locks of this crate is consistent
-/// at every point where code can panic.
+/// Locks a mutex, even if a thread has panicked while it held the lock. The state under the locks of this crate is consistent at every
+/// point where code can panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ pub trait Connect: Send + Sync + 'static {
     /// The stream of a connection.
     type Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// Establishes a connection, handshakes included.
+    /// Establishes a connection, including its handshakes.
     fn connect(&self) -> impl Future<Output = io::Result<Connected<Self::Socket>>> + Send;
 }
 

@@ -76,7 +76,7 @@ pub(super) enum LinkState<F: FrameLike> {
 }
 
 /// A codec that wraps the codec of the protocol. It registers the receiver of the reply when a request is encoded, and skips cancelled
-/// requests. If a request cannot be encoded, only its caller gets an error, and the connection goes on.
+/// requests. If a request cannot be encoded, only its caller gets an error, and the connection continues.
 pub(super) struct ClientCodec<C: Codec> {
     codec: C,
     table: SharedTable<C::Frame>,

@@ -99,7 +99,7 @@ pub struct ClientOptions {
     /// Limit of the pushes that wait to be received. At the limit the client stops reading until one is received, which also delays
     /// replies: receive pushes on a separate task. Default: 1024, enough for a burst.
     pub push_capacity: usize,
-    /// Timeout of an attempt to connect, handshakes included. Default: 10 s, longer than a handshake takes on a slow network.
+    /// Timeout of an attempt to connect, including handshakes. Default: 10 s, longer than a handshake takes on a slow network.
     pub connect_timeout: Duration,
     /// Whether the client connects again when a connection breaks or an attempt to connect fails. Default: true, because servers
     /// restart.
@@ -491,7 +491,7 @@ pub struct Pushed<F> {
 }
 
 impl<F> Pushes<F> {
-    /// Returns the next push, or `None` when the connection is no longer run.
+    /// Returns the next push, or `None` after [`Connection::run`] has ended or the [`Connection`] was dropped.
     pub async fn recv(&mut self) -> Option<Pushed<F>> {
         self.pushes.recv().await
     }

@@ -50,7 +50,7 @@ pub enum RequestError {
     /// The codec could not encode the request. It was not sent.
     #[error("the request could not be encoded and was not sent")]
     Unsendable,
-    /// The [`Connection`](super::Connection) of the client is no longer run. The request was not sent.
+    /// The [`Connection`](super::Connection) of the client has been dropped, or its `run` has ended. The request was not sent.
     #[error("the client is closed")]
     Closed,
 }

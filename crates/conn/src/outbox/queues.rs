@@ -104,7 +104,7 @@ impl<F> Queues<F> {
         (high + low, high_bytes + low_bytes)
     }
 
-    /// Returns the size of all queued frames, tied ones included.
+    /// Returns the size of all queued frames, including tied ones.
     pub(super) fn bytes(&self) -> usize {
         self.lane_totals().1 + self.slot_bytes + self.tied_bytes
     }
@@ -120,7 +120,7 @@ impl<F> Queues<F> {
         self.bytes() + frames * size_of::<SlotFrames<F>>()
     }
 
-    /// Whether no frame is queued, tied ones included.
+    /// Whether no frame is queued or tied.
     pub(super) fn is_empty(&self) -> bool {
         self.high.is_empty() && self.low.is_empty() && self.slots.is_empty() && self.tied.is_empty()
     }

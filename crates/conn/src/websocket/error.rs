@@ -3,7 +3,7 @@
 use super::CloseCode;
 use super::header::MAX_CONTROL_BYTES;
 
-/// An error of a [`WebSocket`](crate::websocket::WebSocket), in its input or in a message that is to be sent.
+/// An error in the input of a [`WebSocket`](crate::websocket::WebSocket), or in a message to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebSocketError {

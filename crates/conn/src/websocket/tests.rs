@@ -358,7 +358,7 @@ proptest! {
         pieces in vec(vec(any::<u8>(), 0..3000), 0..20),
         opcode in 1..3u8,
         fin in any::<bool>(),
-        kept in any::<bool>(),
+        keeps_frames in any::<bool>(),
     ) {
         let options = WebSocketOptions { max_frame: max, max_message: max, max_fragments: 8 };
         let mut receiver = Receiver::new(role, options);
@@ -367,7 +367,7 @@ proptest! {
             receiver.feed(&role.frame(opcode | if fin { 0x80 } else { 0 }, &piece));
             prop_assert!(receiver.input.capacity() <= max + 2 * 4096, "{} of {max}", receiver.input.capacity());
             prop_assert!(receiver.codec.message_capacity() <= 2 * max.max(8));
-            if !kept {
+            if !keeps_frames {
                 receiver.received.messages.clear();
             }
         }
