@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     play(&["ann", "bob", "cyd", "dan", "eve"], 8, |line| println!("{line}"))
 }
 
-/// Lets players score in a number of rounds, and shows the best three whenever they change, until the game is over.
+/// Plays a number of rounds, and shows the best three players whenever they change.
 pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(String)) -> Result<()> {
     let store = Store::memory(StoreOptions::default());
     let schema = json!({"name": {"type": "string"}, "score": {"type": "number", "default": 0}});
@@ -28,7 +28,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
         let mut board = live.subscribe(best, Mode::Delta).await?;
-        let First::Snapshot(QueryResult::Json(first)) = board.first() else { bail!("it begins with a result") };
+        let First::Snapshot(QueryResult::Json(first)) = board.first() else { bail!("expected a snapshot first") };
         let mut shown: Vec<Json> = serde_json::from_slice(first)?;
         show(line(&shown));
 
@@ -38,12 +38,12 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
         while let Ok(event) = board.next().await {
             match event {
                 Event::Delta { delta, .. } => delta.apply(&mut shown),
-                Event::Snapshot { result: QueryResult::Json(whole), .. } => shown = serde_json::from_slice(&whole)?,
-                other => bail!("a result has records: {other:?}"),
+                Event::Snapshot { result: QueryResult::Json(json), .. } => shown = serde_json::from_slice(&json)?,
+                other => bail!("expected records, got {other:?}"),
             }
             show(line(&shown));
         }
-        game.join().map_err(|_| anyhow!("the game was given up"))?
+        game.join().map_err(|_| anyhow!("the game panicked"))?
     })
 }
 
@@ -52,7 +52,7 @@ fn game(store: &Store, players: &[&'static str], rounds: i64) -> Result<()> {
     std::thread::scope(|scope| {
         let players = players.iter().map(|name| scope.spawn(move || score(store, name, rounds)));
         let players: Vec<_> = players.collect();
-        players.into_iter().try_for_each(|player| player.join().map_err(|_| anyhow!("a player left"))?)
+        players.into_iter().try_for_each(|player| player.join().map_err(|_| anyhow!("a player panicked"))?)
     })?;
     Ok(store.drop_bucket("players").wait()?)
 }

@@ -1,7 +1,7 @@
 //! Background threads for long work: evaluating queries, reading the history, encoding large results.
 //!
-//! A job has no access to the driver's state. Its output goes back to the driver, which alone changes results and delivers events,
-//! so that events stay in order.
+//! A job has no access to the driver's state. Its output goes back to the driver. Only the driver changes results and delivers events,
+//! so events stay in order.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -52,11 +52,11 @@ impl Drop for Task {
     }
 }
 
-/// Background threads.
+/// A pool of background threads.
 pub(crate) struct Background {
     pool: Pool<Option<Task>>,
     shared: Arc<LiveShared>,
-    /// Jobs that exceed the capacity of the pool.
+    /// Jobs that wait until the pool accepts them.
     backlog: VecDeque<(Key, Task)>,
 }
 
@@ -81,7 +81,7 @@ impl Background {
         Ok(Self { pool: pool.start(handle)?, shared, backlog: VecDeque::new() })
     }
 
-    /// Returns whether too many jobs are queued, so that new subscriptions must be rejected.
+    /// Returns whether half of the capacity is used. New evaluations must then be rejected.
     pub(crate) fn is_full(&self) -> bool {
         !self.backlog.is_empty() || self.pool.depth() >= Self::MAX_QUEUED / 2
     }

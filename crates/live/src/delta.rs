@@ -8,7 +8,7 @@ use tidewire_store::{Field, Row};
 
 use crate::rows::{Edit, Projection};
 
-/// The change of a result with one commit, for queries that return records.
+/// The change of a result by a commit, for queries that return records.
 ///
 /// Applying it to the result before the commit gives the result after it, in three steps:
 ///
@@ -85,7 +85,7 @@ impl Delta {
         self.0.encoded.get().filter(|encoded| encoded.len() <= max_bytes).cloned()
     }
 
-    /// Applies the delta to the old result. The outcome for any other result is unspecified, but this does not panic.
+    /// Applies the delta to the old result. With any other result the outcome is unspecified, but it does not panic.
     pub fn apply(&self, result: &mut Vec<Json>) {
         let Inner { form, removed, added, changed, is_appended, .. } = &*self.0;
         let key = form.key.name();
@@ -114,7 +114,7 @@ impl Delta {
 }
 
 impl Inner {
-    /// Encodes the delta. Stops after the first record beyond `max_bytes`.
+    /// Encodes the delta. Returns `None` as soon as the text is longer than `max_bytes`.
     fn encode(&self, max_bytes: usize) -> Option<Bytes> {
         let Self { form, removed, added, changed, is_appended, .. } = self;
         let mut text = Vec::with_capacity(64);

@@ -1,8 +1,8 @@
 //! Evaluation of a query by a background thread.
 //!
-//! A query is evaluated on a snapshot of the store, and its result then catches up with the commits that were made meanwhile. The
-//! driver gets it when there are no more commits, and applies only the last few. If the history no longer has the commits after the
-//! snapshot, the query is evaluated again on a newer snapshot.
+//! A query is evaluated on a snapshot of the store, and its result then catches up with the commits that were made meanwhile. When no
+//! commit is left, the result goes to the driver, which applies the few commits since then. If the history no longer has the commits
+//! after the snapshot, the query is evaluated again on a newer snapshot.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -27,7 +27,7 @@ pub(crate) struct Evaluated {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum EvaluationError {
     Store(StoreError),
-    /// The history no longer had the commits after the snapshot, in all attempts.
+    /// In every attempt, the history no longer had the commits after the snapshot.
     TooManyCommits,
     /// The deadline has passed.
     Deadline,
@@ -57,7 +57,7 @@ impl EvaluationControl {
         self.is_cancelled.store(true, Relaxed);
     }
 
-    /// Extends the deadline, if the new one is later.
+    /// Extends the deadline, unless the current one is later.
     pub(crate) fn extend(&self, deadline: Instant) {
         let mut known = lock(&self.deadline);
         *known = deadline.max(*known);
@@ -80,7 +80,7 @@ impl EvaluationControl {
     }
 }
 
-/// An evaluation to be run.
+/// The evaluation of a query, as a job.
 pub(crate) struct Evaluation {
     pub(crate) store: Store,
     pub(crate) query: Arc<Query>,
@@ -103,7 +103,7 @@ pub(crate) enum CatchUpError {
 }
 
 impl Evaluation {
-    /// Limit of the snapshots that are tried.
+    /// Limit of the snapshots on which the query is evaluated.
     pub(crate) const MAX_ATTEMPTS: u32 = 3;
 
     /// Evaluates the query, and catches up with later commits.

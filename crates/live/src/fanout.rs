@@ -8,11 +8,11 @@ use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 use crate::lock::lock;
 use crate::subscription::{Event, Inbox, Pushed};
 
-/// Limit of the changed queries of a commit that is delivered on one thread. Above it, several threads deliver.
+/// Limit of the changed queries of a commit that the live thread delivers alone.
 const MAX_QUERIES_INLINE: usize = 64;
 
-/// Fan-out of events to subscribers. A call returns when all deltas of a commit are delivered, so subscribers receive commits in
-/// order.
+/// Fan-out of events to subscribers. [`deliver`](Self::deliver) returns when all deltas of a commit are delivered, so subscribers
+/// receive commits in order.
 pub(crate) struct Fanout {
     pool: Pool<Option<Batch>>,
     workers: usize,
@@ -48,13 +48,13 @@ struct ProgressState {
     delivered: Delivered,
 }
 
-/// Counts of the delivered events of a commit.
+/// Counts of the deliveries of a commit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delivered {
     /// Events that were queued.
-    pub(crate) given: u64,
+    pub(crate) queued: u64,
     /// Subscribers that fell behind.
-    pub(crate) behind: u64,
+    pub(crate) fell_behind: u64,
 }
 
 impl Progress {
@@ -67,8 +67,8 @@ impl Batch {
     fn deliver(&mut self) {
         let delivered = deliver(std::mem::take(&mut self.deliveries), self.limits.max_deltas);
         let all = &mut self.progress.state().delivered;
-        all.given += delivered.given;
-        all.behind += delivered.behind;
+        all.queued += delivered.queued;
+        all.fell_behind += delivered.fell_behind;
     }
 }
 
@@ -87,8 +87,8 @@ fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered
     let mut delivered = Delivered::default();
     for (inbox, event) in deliveries {
         let pushed = inbox.push(event, max_deltas);
-        delivered.given += u64::from(pushed == Pushed::Given);
-        delivered.behind += u64::from(pushed == Pushed::FellBehind);
+        delivered.queued += u64::from(pushed == Pushed::Queued);
+        delivered.fell_behind += u64::from(pushed == Pushed::FellBehind);
     }
     delivered
 }
@@ -96,8 +96,8 @@ fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered
 impl Fanout {
     pub(crate) fn new(workers: usize, limits: DeliveryLimits) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Batch>>, _: &mut Context<'_, Option<Batch>>| {
-            // Moved out of the message, so that the batch is dropped here even after a panic. The pool keeps the message as a dead
-            // letter, and the live thread would wait for the batch forever.
+            // Moved out of the message, so that the batch is dropped here even after a panic. Otherwise the pool would keep it in a
+            // dead letter, and the live thread would wait for it forever.
             if let Some(mut batch) = message.payload.take() {
                 for (_, event) in &batch.deliveries {
                     if let Event::Delta { delta, .. } = event {

@@ -58,7 +58,6 @@ mod rows;
 mod shared;
 mod subscription;
 mod totals;
-
 mod wake;
 
 pub use delta::Delta;

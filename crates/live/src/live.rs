@@ -20,18 +20,18 @@ use crate::subscription::{Mode, Subscription, SubscriptionEnd};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveOptions {
-    /// Limit of the number of subscriptions. Further ones are rejected. Default: 10 000.
+    /// Limit of the number of subscriptions. Further subscriptions are rejected. Default: 10 000.
     pub max_subscriptions: usize,
     /// Limit of the queued deltas of a subscriber. Above it, the subscriber gets a snapshot instead. Default: 64.
     pub max_deltas: usize,
     /// Limit of the queued requests to the live thread. Further callers wait for a permit. Default: 1024.
     pub queue: usize,
-    /// The threads that deliver a commit that changes more than 64 queries, at most
+    /// Number of threads that deliver the events of a commit that changes more than 64 queries, at most
     /// [`MAX_WORKERS`](Self::MAX_WORKERS). Default: one per core, at most 8.
     pub workers: usize,
     /// Limit of a snapshot in bytes of JSON. Default: 16 MiB.
     pub max_result_bytes: usize,
-    /// Limit of the time of an evaluation. It applies to subscriptions without an earlier
+    /// Timeout of an evaluation. It applies to subscriptions without an earlier
     /// [deadline](SubscribeOptions::deadline), and to queries that are evaluated again. Default: 30 seconds, which is the timeout
     /// of a request.
     pub evaluation_timeout: Duration,
@@ -146,11 +146,11 @@ pub struct SubscribeOptions {
     /// A mark of an earlier subscription to the same query, to resume from. If the store's history does not reach back to it, the
     /// subscription begins with a snapshot. Default: none.
     pub since: Option<Mark>,
-    /// The owner, whose subscriptions together are limited in [work](LiveOptions::max_owner_work) and
-    /// [memory](LiveOptions::max_owner_bytes). Default: none, so the subscription counts for the total memory only.
+    /// The owner. All subscriptions of an owner share its limits of [work](LiveOptions::max_owner_work) and
+    /// [memory](LiveOptions::max_owner_bytes). Default: none, so only the limit of the total memory applies.
     pub owner: Option<u64>,
-    /// Deadline for the evaluation of the query. It has an effect if it is earlier than [`LiveOptions::evaluation_timeout`] from
-    /// now. Equal queries that wait are evaluated once, until the latest of their deadlines. Default: none.
+    /// Deadline for the evaluation of the query, if it is earlier than the end of [`LiveOptions::evaluation_timeout`]. Subscribers that
+    /// wait for equal queries share one evaluation, which has the latest of their deadlines. Default: none.
     pub deadline: Option<Instant>,
 }
 
@@ -215,7 +215,7 @@ pub enum LiveError {
     /// The matching rows exceed a memory limit.
     #[error("the matching records exceed the {limit} of {max} bytes; use a narrower filter")]
     TooLarge {
-        /// Which limit.
+        /// The limit that is exceeded.
         limit: MemoryLimit,
         /// The limit.
         max: usize,
@@ -223,7 +223,7 @@ pub enum LiveError {
     /// The deadline passed before the query was evaluated.
     #[error("the query was not evaluated before its deadline")]
     Deadline,
-    /// In several attempts, the history no longer had the commits since the start of the evaluation.
+    /// The store's history did not reach back to the start of the evaluation, in several attempts.
     #[error(
         "too many commits during the evaluation of the query: the store's history does not reach back to its start"
     )]
@@ -261,11 +261,11 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// Gauges, and counters since the start.
+/// Statistics of live queries: gauges, and counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LiveStats {
-    /// Live queries, equal ones counted once.
+    /// Live queries. Equal queries are counted once.
     pub queries: usize,
     /// Subscriptions, including those that wait for their first result.
     pub subscriptions: usize,
@@ -275,15 +275,15 @@ pub struct LiveStats {
     pub commits: u64,
     /// Events delivered to subscribers.
     pub events: u64,
-    /// Times that events of a subscriber were dropped or replaced, because it was slow or paused.
+    /// Number of times that queued events of a subscriber were dropped or replaced, because it was slow or paused.
     pub conflated: u64,
-    /// Subscriptions that were ended by the server side.
+    /// Subscriptions that ended with a [`SubscriptionEnd`].
     pub ended: u64,
-    /// Times that the live thread missed commits and evaluated all queries again.
+    /// Number of times that the live thread missed commits and evaluated all queries again.
     pub restarts: u64,
     /// Evaluations of queries by background threads.
     pub evaluations: u64,
-    /// Evaluations that were repeated, because the history did not reach back to their beginning.
+    /// Evaluations that were repeated, because the history did not reach back to their start.
     pub reevaluations: u64,
     /// Subscriptions that were ended because they exceeded the work limit.
     pub too_costly: u64,
@@ -358,15 +358,15 @@ impl Live {
         self.subscribe_to(Target::Query(query), options.into()).await
     }
 
-    /// Subscribes to a named query with these parameters, restricted to the rows that match `guard`.
+    /// Subscribes to a named query with these parameters, restricted to the rows that match `row_filter`.
     pub async fn subscribe_named(
         &self,
         name: &str,
         params: Map<String, Json>,
-        guard: Option<Filter>,
+        row_filter: Option<Filter>,
         options: impl Into<SubscribeOptions>,
     ) -> Result<Subscription, LiveError> {
-        self.subscribe_to(Target::Named { name: name.to_owned(), params, guard }, options.into()).await
+        self.subscribe_to(Target::Named { name: name.to_owned(), params, row_filter }, options.into()).await
     }
 
     async fn subscribe_to(&self, target: Target, options: SubscribeOptions) -> Result<Subscription, LiveError> {

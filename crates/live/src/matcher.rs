@@ -13,8 +13,8 @@ use crate::query::{LiveQuery, QueryResult, ResultChange, ResultCopy, ResultTooLa
 
 /// Live queries and their subscribers.
 ///
-/// It has no thread, clock or socket. Commits are applied in order. Between commits, queries are evaluated on the state of the last
-/// commit and added, and results are read.
+/// It has no thread, clock or socket. The caller applies commits in order. Between commits it adds queries, which are evaluated on the
+/// state of the last commit, and reads results.
 #[derive(Debug)]
 pub struct Matcher {
     position: Position,
@@ -23,21 +23,22 @@ pub struct Matcher {
     /// The buckets with a query.
     buckets: HashMap<Arc<str>, BucketQueries>,
     subscribers: HashMap<u64, SubscriberEntry>,
-    /// The number of queries so far.
+    /// The number of queries added so far.
     generations: u32,
-    /// The number of commits so far.
+    /// The number of commits applied so far.
     commits: u64,
-    /// The number of changes so far.
+    /// The number of changes checked so far.
     changes: u64,
     evaluations: u64,
     /// The approximate memory of all queries, without the rows themselves.
     kept_bytes: usize,
     /// Limit of the work of a query in one commit.
     max_commit_work: u64,
-    /// Queries with work to be charged.
-    charged: Vec<QueryId>,
-    /// The queries with a cached encoded result, in the order of encoding, and the total size of these results.
+    /// Queries whose work has reached the charging threshold.
+    chargeable: Vec<QueryId>,
+    /// The queries with a cached encoded result, in the order of encoding.
     encoded: VecDeque<QueryId>,
+    /// The total size of the cached results.
     encoded_bytes: usize,
 }
 
@@ -47,7 +48,7 @@ struct BucketQueries {
     slots: BTreeSet<Slot>,
 }
 
-/// The query of a subscriber, and the index in the query's list of subscribers.
+/// The query of a subscriber, and the subscriber's index in the list of the query.
 #[derive(Debug, Clone, Copy)]
 struct SubscriberEntry {
     slot: Slot,
@@ -97,7 +98,7 @@ pub struct Committed {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Update {
-    /// The query. The update is for its [subscribers](Matcher::subscribers).
+    /// The query, whose [subscribers](Matcher::subscribers) need the update.
     pub query: QueryId,
     /// The change of the result.
     pub change: ResultChange,
@@ -119,7 +120,7 @@ pub struct EndedQuery {
 pub struct MatcherStats {
     /// Live queries.
     pub queries: usize,
-    /// Subscribers of all of them.
+    /// Subscribers of all queries.
     pub subscribers: usize,
     /// Buckets that have a live query.
     pub buckets: usize,
@@ -135,7 +136,7 @@ pub struct MatcherStats {
     pub encoded_bytes: usize,
 }
 
-/// Approximate work of applying one changed row to a result.
+/// Approximate work of applying one changed row to a result, in units of about a nanosecond.
 const HIT_WORK: u64 = 500;
 
 impl Matcher {
@@ -144,7 +145,7 @@ impl Matcher {
     /// Limit of the number of encoded results that are cached across commits.
     pub const MAX_ENCODED: usize = 4096;
 
-    /// Creates a matcher without queries, at the position of the state on which queries will be evaluated.
+    /// Creates a matcher without queries. `position` is that of the state on which queries will be evaluated.
     pub fn new(position: Position) -> Self {
         Self {
             position,
@@ -158,7 +159,7 @@ impl Matcher {
             evaluations: 0,
             kept_bytes: 0,
             max_commit_work: u64::MAX,
-            charged: Vec::new(),
+            chargeable: Vec::new(),
             encoded: VecDeque::new(),
             encoded_bytes: 0,
         }
@@ -169,8 +170,8 @@ impl Matcher {
         self.position
     }
 
-    /// Adds a subscriber of a query. The bucket must be in the state of the last commit, and the time, in milliseconds, must not be
-    /// before that of the commit. The first result is the current [`result`](Self::result).
+    /// Adds a subscriber of a query. `bucket` must be in the state of the last commit, and `now`, in milliseconds, must not be before
+    /// the time of the commit. The first result is the current [`result`](Self::result).
     ///
     /// Equal queries are evaluated once, for the first subscriber. A record that has expired since then stays in the result until it
     /// is swept.
@@ -208,9 +209,9 @@ impl Matcher {
         }
         self.generations = self.generations.wrapping_add(1);
         live.generation = self.generations;
-        live.seen = self.changes;
+        live.last_checked = self.changes;
         let queries = self.buckets.entry(Arc::clone(&live.bucket)).or_default();
-        live.accesses = queries.index.insert(&live.query.filter, slot);
+        live.entries = queries.index.insert(&live.query.filter, slot);
         queries.slots.insert(slot);
         self.by_canonical.insert(Arc::clone(&live.canonical), slot);
         self.kept_bytes += live.bytes();
@@ -232,7 +233,7 @@ impl Matcher {
 
     /// Removes all queries, and continues at a later position. Returns the queries with their subscribers.
     pub(crate) fn restart(&mut self, position: Position) -> Vec<(QueryId, LiveQuery)> {
-        // Ids of queries stay unique.
+        // The counters continue, so ids of queries stay unique.
         let Self { generations, commits, changes, evaluations, max_commit_work, .. } = *self;
         let new = Self { generations, commits, changes, evaluations, max_commit_work, ..Self::new(position) };
         let old = std::mem::replace(self, new);
@@ -285,7 +286,7 @@ impl Matcher {
             let before = live.bytes();
             let change = live.apply(&net_changes(hits, changes));
             if live.add_work(HIT_WORK * hits.len() as u64) {
-                self.charged.push(QueryId { slot, generation: live.generation });
+                self.chargeable.push(QueryId { slot, generation: live.generation });
             }
             self.kept_bytes = self.kept_bytes + live.bytes() - before;
             let Some(change) = change else { continue };
@@ -297,22 +298,22 @@ impl Matcher {
     }
 
     /// Sets the limit of the work of a query in one commit, in units of about a nanosecond. A query above it ends.
-    pub(crate) fn limit_commit_work(&mut self, max_work: u64) {
+    pub(crate) fn set_max_commit_work(&mut self, max_work: u64) {
         self.max_commit_work = max_work;
     }
 
     /// Adds work that the driver did for a query.
     pub(crate) fn add_work(&mut self, query: QueryId, work: u64) {
         if self.live_mut(query).is_some_and(|live| live.add_work(work)) {
-            self.charged.push(query);
+            self.chargeable.push(query);
         }
     }
 
-    /// Takes the work of the queries that have reached the charging threshold.
+    /// Returns and resets the work of the queries that have reached the charging threshold.
     pub(crate) fn take_work(&mut self) -> Vec<(QueryId, u64)> {
-        let charged = std::mem::take(&mut self.charged);
+        let chargeable = std::mem::take(&mut self.chargeable);
         let work = |query: QueryId| Some((query, std::mem::take(&mut self.live_mut(query)?.work)));
-        charged.into_iter().filter_map(work).filter(|(_, work)| *work > 0).collect()
+        chargeable.into_iter().filter_map(work).filter(|(_, work)| *work > 0).collect()
     }
 
     /// Returns the approximate memory of a query, without the rows themselves.
@@ -362,7 +363,7 @@ impl Matcher {
         self.live(query).map(|live| live.version)
     }
 
-    /// Returns the change of a result by the newest changes, by undoing and reapplying them.
+    /// Returns the change that the newest net changes made to a result, by undoing and reapplying them.
     pub(crate) fn replay(&mut self, query: QueryId, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
         let live = self.live_mut(query)?;
         let version = live.version;
@@ -415,7 +416,7 @@ impl Matcher {
             subscribers: self.subscribers.len(),
             buckets: self.buckets.len(),
             unindexed: self.buckets.values().map(|queries| queries.index.unindexed()).sum(),
-            rows: self.queries.iter().map(|(_, live)| live.rows()).sum(),
+            rows: self.queries.iter().map(|(_, live)| live.row_count()).sum(),
             kept_bytes: self.kept_bytes,
             evaluations: self.evaluations,
             encoded_bytes: self.encoded_bytes,
@@ -443,7 +444,7 @@ impl Matcher {
         self.kept_bytes -= live.bytes();
         self.encoded_bytes -= live.encoded.as_ref().map_or(0, QueryResult::len);
         if let Some(queries) = self.buckets.get_mut(&live.bucket) {
-            queries.index.remove(live.accesses.as_deref(), slot);
+            queries.index.remove(live.entries.as_deref(), slot);
             queries.slots.remove(&slot);
             if queries.slots.is_empty() {
                 debug_assert!(queries.index.is_empty(), "the index has no entry of a removed query");
@@ -453,17 +454,17 @@ impl Matcher {
         *live
     }
 
-    /// Finds the queries that match the old or the new row of a change.
+    /// Finds the queries that match the old or the new row of a change, and those that exceed the work limit.
     fn find_matches(&mut self, change: &Change, change_index: u32, hits: &mut Vec<Hit>, too_costly: &mut Vec<QueryId>) {
         self.changes += 1;
-        let Self { queries, buckets, commits, changes: seen, evaluations, charged, max_commit_work, .. } = self;
+        let Self { queries, buckets, commits, changes, evaluations, chargeable, max_commit_work, .. } = self;
         let Some(BucketQueries { index, .. }) = buckets.get_mut(&*change.bucket) else { return };
         let old = change.old.as_ref().map(|row| (row, RowLifetime::of(row)));
         let new = change.new.as_ref().map(|row| (row, RowLifetime::of(row)));
         let tried = u64::from(old.is_some()) + u64::from(new.is_some());
-        index.touched(change.old.as_ref(), change.new.as_ref(), |slot| {
+        index.for_each_candidate(change.old.as_ref(), change.new.as_ref(), |slot| {
             let Some(live) = queries.get_mut(slot as usize) else { return };
-            if std::mem::replace(&mut live.seen, *seen) == *seen {
+            if std::mem::replace(&mut live.last_checked, *changes) == *changes {
                 return;
             }
             *evaluations += tried;
@@ -475,15 +476,17 @@ impl Matcher {
                 Some((row, life)) => live.matches(row, life, &budget),
                 None => Ok(false),
             };
-            let matched = is_match(old).and_then(|was| Ok((was, is_match(new)?)));
+            let matched = is_match(old).and_then(|old_matches| Ok((old_matches, is_match(new)?)));
             let query = QueryId { slot, generation: live.generation };
             live.commit_work.1 += budget.work();
             if live.add_work(budget.work()) {
-                charged.push(query);
+                chargeable.push(query);
             }
             match matched {
                 Ok((false, false)) => {}
-                Ok((was, is)) => hits.push(Hit { slot, change: change_index, was, is }),
+                Ok((old_matches, new_matches)) => {
+                    hits.push(Hit { slot, change: change_index, old_matches, new_matches });
+                }
                 Err(_) if too_costly.contains(&query) => {}
                 Err(_) => too_costly.push(query),
             }

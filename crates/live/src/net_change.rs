@@ -13,12 +13,12 @@ pub(crate) struct Hit {
     /// The index of the change in the commit.
     pub(crate) change: u32,
     /// Whether the row before the change matches.
-    pub(crate) was: bool,
+    pub(crate) old_matches: bool,
     /// Whether the row after the change matches.
-    pub(crate) is: bool,
+    pub(crate) new_matches: bool,
 }
 
-/// The net change of a row in a result: the old row, the new row, or both.
+/// The net change of a row in a result. A row that is not in the result is `None`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NetChange<R> {
     pub(crate) ordinal: u64,
@@ -70,7 +70,8 @@ impl<R> NetChanges<R> {
 pub(crate) fn net_changes<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<NetChange<&'a Row>> {
     let net = |hit: &Hit| {
         let change = changes.get(hit.change as usize)?;
-        let (old, new) = (change.old.as_ref().filter(|_| hit.was), change.new.as_ref().filter(|_| hit.is));
+        let (old, new) =
+            (change.old.as_ref().filter(|_| hit.old_matches), change.new.as_ref().filter(|_| hit.new_matches));
         Some(NetChange { ordinal: change.ordinal, old, new })
     };
     // Most commits have one change for a query.

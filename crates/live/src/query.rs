@@ -1,7 +1,7 @@
 //! One live query: its matching rows, its result, and its subscribers.
 //!
-//! Changes are reversible: whether a query matches a row depends only on the row and the time of the evaluation, expiry included, and
-//! sums are exact. So a removed row is always the one that was added, and no result is recomputed.
+//! Changes are reversible: whether a query matches a row, expiry included, depends only on the row and the time of the evaluation, and
+//! sums are exact. So every row that was added can be removed again, and no result is recomputed.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +11,7 @@ use tidewire_store::system::BUCKETS;
 use tidewire_store::{Bucket, Change, Field, Query, Row, Value};
 
 use crate::delta::Delta;
-use crate::index::Access;
+use crate::index::IndexEntry;
 use crate::net_change::{Hit, NetChange, net_changes};
 use crate::rows::{Page, Rows};
 use crate::totals::{GroupsCopy, Totals};
@@ -25,21 +25,20 @@ pub(crate) struct LiveQuery {
     pub(crate) canonical: Arc<[u8]>,
     pub(crate) bucket: Arc<str>,
     pub(crate) query: Query,
-    /// The time of the evaluation.
-    since: u64,
+    /// The time of the evaluation, in milliseconds.
+    evaluated_at: u64,
     /// The entries in the index. `None` if every change of the bucket is checked.
-    pub(crate) accesses: Option<Box<[Access]>>,
-    /// The last checked change, so that each change is checked once.
-    pub(crate) seen: u64,
+    pub(crate) entries: Option<Box<[IndexEntry]>>,
+    /// The number of the last change that was checked, so that each change is checked once.
+    pub(crate) last_checked: u64,
     result: LiveResult,
     pub(crate) subscribers: Vec<u64>,
     /// Counts the changes of the result.
     pub(crate) version: u64,
-    /// Work that is not charged yet.
+    /// Work that is not charged yet, in units of about a nanosecond.
     pub(crate) work: u64,
-    /// The number of the last checked commit, and its work.
+    /// The number of the last commit that was checked, and the work that it caused.
     pub(crate) commit_work: (u64, u64),
-
     /// The encoded result, if it has not changed since.
     pub(crate) encoded: Option<QueryResult>,
 }
@@ -111,7 +110,7 @@ impl LiveQuery {
     /// Approximate memory of a query without its rows.
     const OVERHEAD_BYTES: usize = 1024;
 
-    /// Evaluates a query on a bucket at a time, within a budget.
+    /// Evaluates a query on a bucket, within a budget. `now` is in milliseconds.
     pub(crate) fn evaluate(
         query: &Query,
         canonical: Arc<[u8]>,
@@ -130,9 +129,9 @@ impl LiveQuery {
             canonical,
             bucket: query.bucket.as_str().into(),
             query: query.clone(),
-            since: now,
-            accesses: None,
-            seen: 0,
+            evaluated_at: now,
+            entries: None,
+            last_checked: 0,
             result,
             subscribers: Vec::new(),
             version: 0,
@@ -142,14 +141,14 @@ impl LiveQuery {
         })
     }
 
-    /// Evaluates a query without a limit.
+    /// Evaluates a query with an unlimited budget.
     pub(crate) fn evaluate_all(query: &Query, canonical: Arc<[u8]>, bucket: &Bucket, now: u64) -> Self {
         let evaluated = Self::evaluate(query, canonical, bucket, now, &Budget::unlimited());
         evaluated.unwrap_or_else(|_| unreachable!("an unlimited budget is not exceeded"))
     }
 
     /// Returns the number of retained rows.
-    pub(crate) fn rows(&self) -> usize {
+    pub(crate) fn row_count(&self) -> usize {
         match &self.result {
             LiveResult::Rows(rows) => rows.len(),
             LiveResult::Totals(totals) => totals.len(),
@@ -168,7 +167,7 @@ impl LiveQuery {
     /// Returns whether the query matches a row with this lifetime. The result is always the same for a row, so that a row that was
     /// added is also removed.
     pub(crate) fn matches(&self, row: &Row, life: RowLifetime, budget: &Budget) -> Result<bool, Exceeded> {
-        let is_alive = life.expires.is_none_or(|expiry| expiry > life.written.max(self.since));
+        let is_alive = life.expires.is_none_or(|expiry| expiry > life.written.max(self.evaluated_at));
         Ok(is_alive && self.query.filter.matches_within(row, budget)?)
     }
 
@@ -196,9 +195,9 @@ impl LiveQuery {
                     Some(row) => self.matches(row, RowLifetime::of(row), budget),
                     None => Ok(false),
                 };
-                let (was, is) = (is_match(&change.old)?, is_match(&change.new)?);
-                if was || is {
-                    hits.push(Hit { slot: 0, change: index, was, is });
+                let (old_matches, new_matches) = (is_match(&change.old)?, is_match(&change.new)?);
+                if old_matches || new_matches {
+                    hits.push(Hit { slot: 0, change: index, old_matches, new_matches });
                 }
             }
             if dropped_bucket(change).is_some_and(|name| *name == *self.bucket) {
@@ -209,7 +208,7 @@ impl LiveQuery {
         Ok(Ok(()))
     }
 
-    /// Adds work. Returns whether it reaches the charging threshold, which limits how often all subscribers are visited.
+    /// Adds work. Returns whether this addition reaches the charging threshold, which limits how often the subscribers are visited.
     pub(crate) fn add_work(&mut self, work: u64) -> bool {
         let threshold = 10_000 + 1000 * self.subscribers.len() as u64;
         let was_reached = self.work >= threshold;
@@ -246,7 +245,7 @@ pub(crate) fn dropped_bucket(change: &Change) -> Option<String> {
     }
 }
 
-/// The lifetime of a row.
+/// The lifetime of a row, in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowLifetime {
     written: u64,
@@ -254,24 +253,24 @@ pub(crate) struct RowLifetime {
 }
 
 impl RowLifetime {
-    /// Returns whether the row has expired at that time.
-    pub(crate) fn has_ended(self, now: u64) -> bool {
+    /// Returns whether the row has expired at a time.
+    pub(crate) fn has_expired(self, now: u64) -> bool {
         self.expires.is_some_and(|expiry| expiry <= now)
     }
 
     pub(crate) fn of(row: &Row) -> Self {
         static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
         static UPDATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_updatedAt"));
-        let expires = time(row, &EXPIRES_AT);
+        let expires = timestamp(row, &EXPIRES_AT);
         // Only needed for rows that expire.
-        let written = expires.and_then(|_| time(row, &UPDATED_AT)).unwrap_or(0);
+        let written = expires.and_then(|_| timestamp(row, &UPDATED_AT)).unwrap_or(0);
         Self { written, expires }
     }
 }
 
-fn time(row: &Row, field: &Field) -> Option<u64> {
+fn timestamp(row: &Row, field: &Field) -> Option<u64> {
     let Some(Value::Number(number)) = row.get(field) else { return None };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "casts of floats saturate")]
     let milliseconds = number as u64;
     Some(milliseconds)
 }

@@ -1,8 +1,8 @@
 //! Resuming: the changes that a subscriber has missed.
 //!
-//! The old state no longer exists, but the commits since then are in the store's history. Their net changes of the matching rows are
-//! collected. Undoing them on the current result and applying them again gives the missed delta. The bucket is not read, so the cost
-//! is proportional to the commits. Long histories are read by a background thread.
+//! The state at the mark no longer exists, but the commits since then are in the store's history. Their net changes of matching rows
+//! are collected, undone on the current result and applied again, which gives the missed delta. The bucket is not read, so the cost
+//! is proportional to the commits. A long history is read by a background thread.
 
 use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::{Commit, Position, Query, Row, Store};
@@ -18,12 +18,12 @@ pub(crate) struct MissedChanges {
     nets: NetChanges<Row>,
 }
 
-/// The history does not reach back, or the changes cannot be expressed as a delta. The subscriber needs a snapshot.
+/// The history does not reach back to the mark, or has too many changes. The subscriber needs a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HistoryUnavailable;
 
 impl MissedChanges {
-    /// Limit of the changed rows. Above it, a snapshot is sent.
+    /// Limit of the changed rows. Above it, the subscriber gets a snapshot.
     const MAX_ROWS: usize = 10_000;
 
     /// Creates an empty set of changes after this position.
@@ -62,7 +62,7 @@ impl MissedChanges {
         };
         for change in &commit.changes {
             budget.charge(100)?;
-            // The mark belongs to a dropped bucket of the same name.
+            // The mark belongs to a dropped bucket with the same name.
             if dropped_bucket(change).is_some_and(|name| name == query.bucket) {
                 return Ok(Err(HistoryUnavailable));
             }
@@ -75,9 +75,9 @@ impl MissedChanges {
         Ok(Ok(()))
     }
 
-    /// Returns whether a changed row has expired at that time. It is then unknown whether the subscriber has seen it.
+    /// Returns whether a changed row has expired. It is then unknown whether the subscriber has seen the row.
     pub(crate) fn has_expired(&self, now: u64) -> bool {
-        self.nets.iter().flat_map(|net| [net.old, net.new]).flatten().any(|row| RowLifetime::of(row).has_ended(now))
+        self.nets.iter().flat_map(|net| [net.old, net.new]).flatten().any(|row| RowLifetime::of(row).has_expired(now))
     }
 
     /// Returns the net changes.

@@ -12,7 +12,7 @@ use crate::background::FinishedJob;
 use crate::live::{LiveError, SubscribeOptions};
 use crate::lock::lock;
 use crate::subscription::Subscription;
-use crate::wake::shielded;
+use crate::wake::catch_panic;
 
 /// A request to the driver.
 pub(crate) enum Command {
@@ -35,8 +35,8 @@ pub(crate) enum Target {
     Named {
         name: String,
         params: Map<String, Json>,
-        /// The rows that the subscriber may see.
-        guard: Option<Filter>,
+        /// A filter for the rows that the subscriber may see.
+        row_filter: Option<Filter>,
     },
 }
 
@@ -44,9 +44,9 @@ pub(crate) enum Target {
 #[derive(Default)]
 pub(crate) struct Requests {
     pub(crate) commands: VecDeque<Command>,
-    /// Subscriptions that were dropped, or whose caller stopped waiting.
+    /// Subscriptions whose handle was dropped, or whose caller stopped waiting.
     pub(crate) dropped: Vec<u64>,
-    /// Subscriptions that need a snapshot, each once.
+    /// Subscriptions that requested a snapshot.
     pub(crate) refresh: Vec<u64>,
     /// Background jobs that have ended.
     pub(crate) finished: Vec<FinishedJob>,
@@ -99,7 +99,7 @@ impl LiveShared {
         self.last_id.fetch_add(1, Relaxed) + 1
     }
 
-    /// Sends a command, after waiting for a permit. Commands are dropped after the driver has ended.
+    /// Sends a command, after waiting for a permit. The command is dropped if the driver has ended.
     pub(crate) async fn send(&self, command: Command) {
         let Ok(permit) = self.permits.acquire().await else { return };
         permit.forget();
@@ -111,12 +111,13 @@ impl LiveShared {
         self.wake.notify_one();
     }
 
-    /// Ends a subscription that was dropped.
+    /// Requests the end of a subscription whose handle was dropped.
     pub(crate) fn unsubscribe(&self, id: u64) {
         self.requests().dropped.push(id);
         self.wake.notify_one();
     }
 
+    /// Requests a snapshot for a subscription.
     pub(crate) fn refresh(&self, id: u64) {
         self.requests().refresh.push(id);
         self.wake.notify_one();
@@ -132,15 +133,15 @@ impl LiveShared {
         self.wake.notify_one();
     }
 
-    /// Takes all requests. Returns permits to the senders of commands.
+    /// Takes all requests, and releases the permits of the commands.
     pub(crate) fn take(&self) -> Requests {
         let mut requests = self.requests();
         let is_closed = requests.is_closed;
         let taken = std::mem::replace(&mut *requests, Requests { is_closed, ..Requests::default() });
         drop(requests);
         for _ in &taken.commands {
-            // One by one, so that a waker that panics does not lose the permits of other callers.
-            shielded(|| self.permits.add_permits(1));
+            // One by one, so that a waker that panics does not prevent the release of the other permits.
+            catch_panic(|| self.permits.add_permits(1));
         }
         Requests { is_closed, ..taken }
     }
@@ -148,7 +149,7 @@ impl LiveShared {
     /// Closes the request queue.
     pub(crate) fn close(&self) {
         self.requests().is_closed = true;
-        shielded(|| self.permits.close());
+        catch_panic(|| self.permits.close());
         self.wake.notify_one();
     }
 }

@@ -3,10 +3,10 @@
 //! The driver delivers events without blocking. In mode `Snapshot` the inbox holds only the newest result. In mode `Delta` it holds
 //! a bounded queue.
 //!
-//! **Catching up.** When the queue of deltas is full, it is cleared, and delivery stops until the next snapshot. A pause stops
-//! delivery in the same way, until the subscriber ends it. In both cases a snapshot is requested from the driver, with at most one
-//! request in flight. The driver delivers it together with the deltas after it, and the queued events before it are dropped, so no
-//! delta is missing or delivered twice.
+//! **Catching up.** When the queue of deltas is full, it is cleared, and delivery stops until the next snapshot. A pause also clears the
+//! queue and stops delivery, until the subscriber ends it. In both cases delivery continues with a snapshot that the subscriber
+//! requests from the driver, with at most one request in flight. The driver delivers the snapshot together with the deltas after it,
+//! and drops the queued events before it, so no delta is missing or delivered twice.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,7 @@ use futures_core::Stream;
 use crate::event_queue::EventQueue;
 use crate::lock::lock;
 use crate::shared::{Counters, LiveShared};
-use crate::wake::shielded;
+use crate::wake::catch_panic;
 use crate::{Delta, Mark, QueryResult};
 
 /// How a subscriber receives changes.
@@ -66,6 +66,7 @@ pub enum SubscriptionEnd {
     #[error("the result became larger than the limit")]
     ResultTooLarge,
     /// The owner exceeded [`LiveOptions::max_owner_work`](crate::LiveOptions::max_owner_work), and this was its costliest subscription.
+    /// Or the query alone exceeded it in one commit.
     #[error("the subscription exceeds the work limit for commits")]
     TooCostly,
     /// The matching rows exceeded [`LiveOptions::max_owner_bytes`](crate::LiveOptions::max_owner_bytes) or
@@ -91,7 +92,7 @@ pub enum First {
 }
 
 /// The value of [`Subscription::first`] after it has been taken.
-const NOTHING: First = First::Resumed(None);
+const TAKEN: First = First::Resumed(None);
 
 /// A subscription to a live query. Dropping it ends the subscription.
 #[derive(Debug)]
@@ -107,12 +108,12 @@ pub struct Subscription {
 impl Subscription {
     /// Returns the first result, or the change since the mark from which the subscription resumed.
     pub fn first(&self) -> &First {
-        self.first.as_deref().unwrap_or(&NOTHING)
+        self.first.as_deref().unwrap_or(&TAKEN)
     }
 
-    /// Takes the [first](Self::first) result out, so that the subscription does not keep it in memory.
+    /// Returns the [first](Self::first) result and removes it from the subscription, which frees its memory.
     pub fn take_first(&mut self) -> First {
-        self.first.take().map_or(NOTHING, |first| *first)
+        self.first.take().map_or(TAKEN, |first| *first)
     }
 
     /// Returns the position of the first result.
@@ -148,11 +149,11 @@ impl Subscription {
         }
         let is_registered = state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
         let before = if is_registered { None } else { state.waker.replace(context.waker().clone()) };
-        let must_request = state.must_request();
+        let start_request = state.start_request();
         drop(state);
         // Dropped after the lock is released, because a waker may run arbitrary code.
         drop(before);
-        if must_request {
+        if start_request {
             self.shared.refresh(self.id);
         }
         Poll::Pending
@@ -166,8 +167,8 @@ impl Subscription {
         }
     }
 
-    /// Requests a snapshot, and ends a pause. It is delivered as the next [`Event::Snapshot`], even if the result has not changed, and
-    /// later events continue from there. Without a pause, events that are already queued may precede it.
+    /// Requests a snapshot, and ends a pause. The snapshot is delivered as the next [`Event::Snapshot`], even if the result has not
+    /// changed, and the events after it continue from this result. Without a pause, events that are already queued may precede it.
     pub fn refresh(&mut self) {
         if self.inbox.refresh() {
             self.shared.refresh(self.id);
@@ -185,7 +186,7 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Otherwise the driver would drop the waker on its thread.
+        // The waker is dropped here, and not by the driver on its thread.
         let waker = self.inbox.state().waker.take();
         drop(waker);
         self.shared.unsubscribe(self.id);
@@ -203,8 +204,8 @@ struct InboxState {
     /// Empty while the subscription is paused.
     events: EventQueue,
     delivery: Delivery,
-    /// Whether a request for a snapshot is in flight. It survives a pause, so that a subscriber never has more than one.
-    has_requested: bool,
+    /// Whether a request for a snapshot is in flight. It stays set during a pause, so that there is never more than one.
+    is_snapshot_requested: bool,
     end: Option<SubscriptionEnd>,
     waker: Option<Waker>,
 }
@@ -221,26 +222,26 @@ enum Delivery {
 }
 
 impl InboxState {
-    /// Returns whether a snapshot must be requested, and marks it as requested.
-    fn must_request(&mut self) -> bool {
-        self.delivery == Delivery::AwaitsSnapshot && !std::mem::replace(&mut self.has_requested, true)
+    /// Returns whether the caller must send a request for a snapshot, and marks it as sent.
+    fn start_request(&mut self) -> bool {
+        self.delivery == Delivery::AwaitsSnapshot && !std::mem::replace(&mut self.is_snapshot_requested, true)
     }
 }
 
 /// The deltas after a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Following<'a> {
-    /// All of them.
+    /// All deltas.
     Deltas(&'a [Event]),
     /// Too many deltas: the subscriber must request another snapshot.
     Missing,
 }
 
-/// The result of delivering a delta.
+/// The outcome of delivering a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// The delta is queued.
-    Given,
+    Queued,
     /// The queue was full. It was cleared, and the subscriber needs a snapshot.
     FellBehind,
     /// The delta was dropped, because the subscriber is paused or awaits a snapshot.
@@ -261,7 +262,7 @@ impl Inbox {
         let mut dropped = EventQueue::Empty;
         let pushed = if state.events.len() < max.max(1) {
             state.events.push(event);
-            Pushed::Given
+            Pushed::Queued
         } else {
             dropped = std::mem::take(&mut state.events);
             state.delivery = Delivery::AwaitsSnapshot;
@@ -272,16 +273,17 @@ impl Inbox {
         pushed
     }
 
-    /// Creates an inbox that accepts no events before the first result.
+    /// Creates an inbox that drops events until the first result is delivered.
     pub(crate) fn awaiting_first() -> Self {
-        let state = InboxState { delivery: Delivery::AwaitsSnapshot, has_requested: true, ..InboxState::default() };
+        let state =
+            InboxState { delivery: Delivery::AwaitsSnapshot, is_snapshot_requested: true, ..InboxState::default() };
         Self { state: Mutex::new(state) }
     }
 
     /// Begins delivery after the first result, with the deltas that follow it.
     pub(crate) fn begin(&self, following: Following<'_>, max_deltas: usize, counters: &Counters) {
         let mut state = self.state();
-        state.has_requested = false;
+        state.is_snapshot_requested = false;
         if let Following::Deltas(deltas) = following {
             state.delivery = Delivery::On;
             drop(state);
@@ -289,11 +291,11 @@ impl Inbox {
         }
     }
 
-    /// Replaces all queued events by a snapshot and the deltas after it. Events are counted before the subscriber can see them. Does
-    /// nothing if the subscription is paused.
+    /// Replaces all queued events by a snapshot and the deltas after it. The events are counted before the subscriber can receive them.
+    /// Does nothing but clear the request if the subscription is paused.
     pub(crate) fn replace(&self, event: Event, following: Following<'_>, max_deltas: usize, counters: &Counters) {
         let mut state = self.state();
-        state.has_requested = false;
+        state.is_snapshot_requested = false;
         if state.delivery == Delivery::Paused {
             return;
         }
@@ -313,7 +315,7 @@ impl Inbox {
     fn push_all(&self, deltas: &[Event], max_deltas: usize, counters: &Counters) {
         for delta in deltas {
             let pushed = self.push(delta.clone(), max_deltas);
-            counters.events.fetch_add(u64::from(pushed == Pushed::Given), Relaxed);
+            counters.events.fetch_add(u64::from(pushed == Pushed::Queued), Relaxed);
             counters.conflated.fetch_add(u64::from(pushed == Pushed::FellBehind), Relaxed);
         }
     }
@@ -331,17 +333,18 @@ impl Inbox {
     fn refresh(&self) -> bool {
         let mut state = self.state();
         state.delivery = Delivery::AwaitsSnapshot;
-        state.must_request()
+        state.start_request()
     }
 
-    /// Returns whether the subscriber still needs a snapshot. It may have received one meanwhile, or may be paused.
+    /// Handles a request for a snapshot. Returns whether the subscriber still needs one: it may have received one meanwhile, or may be
+    /// paused.
     pub(crate) fn needs_snapshot(&self) -> bool {
         let mut state = self.state();
-        state.has_requested = state.delivery == Delivery::AwaitsSnapshot;
-        state.has_requested
+        state.is_snapshot_requested = state.delivery == Delivery::AwaitsSnapshot;
+        state.is_snapshot_requested
     }
 
-    /// Ends the subscription after the queued events.
+    /// Ends the subscription. The subscriber receives the queued events first.
     pub(crate) fn end(&self, end: SubscriptionEnd) {
         let mut state = self.state();
         state.end.get_or_insert(end);
@@ -354,6 +357,6 @@ fn wake(mut state: MutexGuard<'_, InboxState>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {
-        shielded(|| waker.wake());
+        catch_panic(|| waker.wake());
     }
 }

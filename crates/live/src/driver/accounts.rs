@@ -18,7 +18,7 @@ use crate::subscription::SubscriptionEnd;
 struct Account {
     subscriptions: HashSet<u64>,
     /// The start of the window.
-    since: Instant,
+    window_start: Instant,
     /// The work in the window, by subscription.
     work: HashMap<u64, u64>,
     total_work: u64,
@@ -28,6 +28,7 @@ struct Account {
 #[derive(Default)]
 pub(super) struct Accounts {
     by_owner: HashMap<u64, Account>,
+    /// The owners of subscriptions.
     owners: HashMap<u64, u64>,
     /// The memory of all queries at the last check.
     checked_bytes: usize,
@@ -35,13 +36,13 @@ pub(super) struct Accounts {
 
 /// The time window over which work is summed.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Memory is checked again when live queries have grown by this much.
+/// Growth of the live queries after which memory is checked again.
 const CHECK_BYTES: usize = 1 << 20;
 
 impl Accounts {
     pub(super) fn open(&mut self, id: u64, owner: u64, now: Instant) {
         self.owners.insert(id, owner);
-        let new = || Account { subscriptions: HashSet::new(), since: now, work: HashMap::new(), total_work: 0 };
+        let new = || Account { subscriptions: HashSet::new(), window_start: now, work: HashMap::new(), total_work: 0 };
         self.by_owner.entry(owner).or_insert_with(new).subscriptions.insert(id);
     }
 
@@ -62,8 +63,8 @@ impl Accounts {
     /// Charges work to the owner of a subscription. Returns the costliest subscription of the owner if the limit is exceeded.
     fn charge(&mut self, id: u64, work: u64, max_work: u64, now: Instant) -> Option<u64> {
         let account = self.by_owner.get_mut(self.owners.get(&id)?)?;
-        if now.duration_since(account.since) >= WINDOW {
-            (account.since, account.total_work) = (now, 0);
+        if now.duration_since(account.window_start) >= WINDOW {
+            (account.window_start, account.total_work) = (now, 0);
             account.work.clear();
         }
         account.total_work = account.total_work.saturating_add(work);

@@ -31,42 +31,43 @@ pub(super) struct WaitingQuery {
     catch_ups: u32,
 }
 
-/// Limit of the work of the live thread for one request: about half a millisecond.
-const DIRECT_WORK: u64 = 500_000;
-/// Limit of the work of the live thread for all requests within [`DIRECT_WINDOW`]: a fifth of the time. Above it, requests go to the
-/// background threads.
-const MAX_DIRECT_WORK: u64 = 20_000_000;
+/// Limit of the work of the live thread for one request, in units of about a nanosecond: half a millisecond.
+const MAX_REQUEST_WORK: u64 = 500_000;
+/// Limit of the work of the live thread for all requests within [`DIRECT_WINDOW`]: a fifth of the time. Above it, queries are
+/// evaluated by background threads.
+const MAX_WINDOW_WORK: u64 = 20_000_000;
 const DIRECT_WINDOW: Duration = Duration::from_millis(100);
 
 /// The work of the live thread for requests in the current window.
 pub(super) struct DirectWork {
-    since: Instant,
+    window_start: Instant,
     work: u64,
 }
 
 impl DirectWork {
     pub(super) fn new() -> Self {
-        Self { since: Instant::now(), work: 0 }
+        Self { window_start: Instant::now(), work: 0 }
     }
 
-    /// Returns the budget for one request, which is empty if the limit of the window is reached.
+    /// Returns the budget of one request, which is zero if the limit of the window is reached.
     fn budget(&mut self) -> Budget {
-        if self.since.elapsed() >= DIRECT_WINDOW {
+        if self.window_start.elapsed() >= DIRECT_WINDOW {
             *self = Self::new();
         }
-        Budget::unlimited().max_work(if self.work < MAX_DIRECT_WORK { DIRECT_WORK } else { 0 })
+        Budget::unlimited().max_work(if self.work < MAX_WINDOW_WORK { MAX_REQUEST_WORK } else { 0 })
     }
 
     fn charge(&mut self, budget: &Budget) {
         self.work += budget.work();
     }
 }
+
 /// Limit of the catch-ups of one evaluation.
 const MAX_CATCH_UPS: u32 = 8;
 
 impl Driver {
     /// Attaches a subscriber to a query, which is evaluated first if it is not live.
-    pub(super) fn follow(&mut self, id: u64, query: Query, snapshot: &Snapshot, deadline: Option<Instant>) {
+    pub(super) fn attach_or_evaluate(&mut self, id: u64, query: Query, snapshot: &Snapshot, deadline: Option<Instant>) {
         let canonical: Arc<[u8]> = query.canonical().into();
         if let Some(live) = self.matcher.find(&canonical) {
             return self.attach(id, live, snapshot);
@@ -162,13 +163,13 @@ impl Driver {
             Ok(evaluated) => evaluated,
             Err(failure) => return self.fail_evaluation(canonical, &failure),
         };
-        let snapshot = self.settle();
+        let snapshot = self.catch_up();
         // The commits may have ended the waiting subscribers.
         if self.evaluations.get(canonical).is_none_or(|waiting| waiting.job != job) {
             return;
         }
         // Only few commits are left to apply.
-        let budget = Budget::unlimited().max_work(DIRECT_WORK);
+        let budget = Budget::unlimited().max_work(MAX_REQUEST_WORK);
         let earlier = match evaluated.catch_up(&self.store, Some(snapshot.position), &budget) {
             Ok(()) if evaluated.position == self.matcher.position() => {
                 let waiters = self.evaluations.remove(canonical).map(|waiting| waiting.waiters);
@@ -198,9 +199,9 @@ impl Driver {
     }
 
     fn fail_evaluation(&mut self, canonical: &Arc<[u8]>, failure: &EvaluationError) {
-        // With a short history, even a cheap evaluation can fail in the background. It is then evaluated directly.
+        // With a short history, even a cheap query can fail in the background. It is then evaluated on the live thread.
         if *failure == EvaluationError::TooManyCommits {
-            let snapshot = self.settle();
+            let snapshot = self.catch_up();
             let query = self.evaluations.get(canonical).map(|waiting| Arc::clone(&waiting.query));
             if let Some(evaluated) = query.and_then(|query| self.evaluate_directly(&query, canonical, &snapshot)) {
                 let waiters = self.evaluations.remove(canonical).map(|waiting| waiting.waiters);
@@ -224,7 +225,7 @@ impl Driver {
         }
     }
 
-    /// Makes a query live that was evaluated at the position of the matcher, and attaches its subscribers.
+    /// Adds a query that was evaluated at the position of the matcher, and attaches its subscribers.
     pub(super) fn install(&mut self, evaluated: Evaluated, waiters: &[u64], snapshot: &Snapshot) {
         let Evaluated { live, bucket, .. } = evaluated;
         let hash = mark::hash(&live.query);
@@ -288,7 +289,7 @@ impl Driver {
         }
     }
 
-    /// Collects the changes that a subscriber has missed since its mark.
+    /// Begins a subscription with the changes since its mark, or with a snapshot if they are not available.
     fn resume(&mut self, id: u64, live: QueryId, since: Mark, snapshot: &Snapshot) {
         let Some(query) = self.matcher.query(live) else { return };
         let is_persistent = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.definition().persistent);
@@ -313,7 +314,7 @@ impl Driver {
         let (store, until) = (self.store.clone(), self.matcher.position());
         let inbox = self.subscribers.get(&id).map(|subscriber| Arc::downgrade(&subscriber.inbox));
         let run = move |_: &LiveShared| {
-            // The driver drops the inbox of a subscriber that was dropped.
+            // The driver drops the inbox with its subscriber.
             let budget =
                 Budget::unlimited().stop_when(move || inbox.as_ref().is_none_or(|inbox| inbox.strong_count() == 0));
             let read = missed.read(&store, &query, until, &budget);
@@ -326,7 +327,7 @@ impl Driver {
     }
 
     pub(super) fn finish_history(&mut self, job: JobId, id: u64, missed: Result<MissedChanges, HistoryUnavailable>) {
-        let snapshot = self.settle();
+        let snapshot = self.catch_up();
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
         // The subscriber may have been dropped, or may wait for another evaluation.
         if pending.is_none_or(|pending| pending.stage != PendingStage::History(job)) {
@@ -335,7 +336,7 @@ impl Driver {
         self.set_stage(id, PendingStage::Result);
         let Some(live) = self.matcher.query_of(id) else { return };
         let Some(query) = self.matcher.query(live) else { return };
-        let budget = Budget::unlimited().max_work(DIRECT_WORK);
+        let budget = Budget::unlimited().max_work(MAX_REQUEST_WORK);
         let read = missed.and_then(|mut missed| {
             let read = missed.read(&self.store, query, snapshot.position, &budget);
             read.unwrap_or(Err(HistoryUnavailable)).map(|()| missed)
@@ -346,7 +347,7 @@ impl Driver {
         }
     }
 
-    /// Begins a subscription with the missed changes, or with a snapshot if they cannot be determined.
+    /// Begins a subscription with the missed changes, or with a snapshot if a delta could be wrong.
     fn begin_with_missed(&mut self, id: u64, live: QueryId, missed: &MissedChanges, snapshot: &Snapshot) {
         let now = self.store.now();
         let Some(query) = self.matcher.query(live) else { return };
@@ -362,7 +363,7 @@ impl Driver {
             Some(ResultChange::Value) => return self.request_result(id),
         };
         if let Some(state) = self.queries.get_mut(&live) {
-            state.forget_delivered();
+            state.clear_delivered();
         }
         self.begin(id, First::Resumed(delta), self.matcher.position(), Following::Deltas(&[]));
     }

@@ -5,7 +5,7 @@
 //! no gap between the result and the deltas that follow. Large results are encoded in the background too.
 //!
 //! If the driver falls so far behind that the store's history no longer has the next commit, it restarts from the newest state: all
-//! queries are evaluated again, and each subscriber gets a snapshot when its query is ready, and no event before.
+//! queries are evaluated again. The next event of each subscriber is a snapshot, delivered when its query has been evaluated.
 
 mod accounts;
 mod evaluations;
@@ -40,7 +40,7 @@ use crate::query::{LiveQuery, ResultChange, ResultTooLarge};
 use crate::resume::HistoryUnavailable;
 use crate::shared::{Command, LiveShared, Subscribe, Target};
 use crate::subscription::{Event, Inbox, Mode, SubscriptionEnd};
-use crate::wake::shielded;
+use crate::wake::catch_panic;
 
 /// The state of the live thread.
 pub(crate) struct Driver {
@@ -57,7 +57,7 @@ pub(crate) struct Driver {
     jobs: HashMap<JobId, Purpose>,
     /// Queries with a changed result that must be delivered as a snapshot.
     changed: HashSet<QueryId>,
-    /// Callers of `settled`, with the position whose events must be delivered first.
+    /// Callers of `settled`, each with the position up to which events must be delivered before the reply.
     settling: Vec<(Position, oneshot::Sender<Position>)>,
     accounts: Accounts,
     direct_work: DirectWork,
@@ -79,11 +79,11 @@ enum Purpose {
 
 /// Limit of the commits that are applied before requests are handled.
 const MAX_COMMITS_PER_ROUND: usize = 256;
-/// Limit of the rows of a query that is dropped on the live thread. Larger ones are dropped in the background.
+/// Limit of the rows of a query that is dropped on the live thread. Larger queries are dropped in the background.
 const MAX_ROWS_DROPPED: usize = 10_000;
-/// Few threads, so that most cores stay free for commits and clients.
+/// Number of threads that evaluate queries. Few, so that most cores stay free for commits and clients.
 const EVALUATION_THREADS: usize = 2;
-/// Large results are encoded by a separate thread, so that evaluations do not delay them.
+/// Number of threads that encode large results. They are separate, so that evaluations do not delay encodings.
 const ENCODING_THREADS: usize = 1;
 
 impl Driver {
@@ -94,7 +94,7 @@ impl Driver {
         let encoders = Background::new("live-encode", ENCODING_THREADS, Arc::clone(&shared))?;
         let (snapshot, follower) = store.follow();
         let mut matcher = Matcher::new(snapshot.position);
-        matcher.limit_commit_work(options.max_owner_work);
+        matcher.set_max_commit_work(options.max_owner_work);
         Ok(Self {
             matcher,
             store,
@@ -126,7 +126,7 @@ impl Driver {
                 return;
             }
             self.deliver_changed_results();
-            self.answer_settled();
+            self.reply_settled();
             self.publish_gauges();
             self.wait().await;
         }
@@ -155,7 +155,7 @@ impl Driver {
                 Err(FollowError::Closed) => return false,
                 Err(_) => {
                     self.restart();
-                    // Another restart may follow immediately, so requests are handled in between.
+                    // The next commit may cause another restart, so requests are handled in between.
                     left = if until.is_some() { left } else { 1 };
                 }
             }
@@ -197,7 +197,7 @@ impl Driver {
             let mut needs_snapshot = matches!(update.change, ResultChange::Value);
             if let ResultChange::Records(delta) = &update.change {
                 let event = Event::Delta { delta: delta.clone(), mark };
-                state.follow_encoding(&event, self.options.max_deltas);
+                state.collect_delta(&event, self.options.max_deltas);
                 for id in self.matcher.subscribers(update.query) {
                     match self.subscribers.get(id) {
                         Some(Subscriber { mode: Mode::Delta, inbox, .. }) => {
@@ -212,11 +212,12 @@ impl Driver {
             }
         }
         let delivered = self.fanout.deliver(deliveries, changed);
-        self.shared.counters.events.fetch_add(delivered.given, Relaxed);
-        self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
+        self.shared.counters.events.fetch_add(delivered.queued, Relaxed);
+        self.shared.counters.conflated.fetch_add(delivered.fell_behind, Relaxed);
     }
 
-    /// Restarts from the newest state after commits were missed, and evaluates all queries again, most of them in the background.
+    /// Restarts from the newest state after commits were missed, and evaluates all queries again. Costly queries are evaluated in the
+    /// background.
     fn restart(&mut self) {
         self.shared.counters.restarts.fetch_add(1, Relaxed);
         let (snapshot, follower) = self.store.follow();
@@ -236,7 +237,7 @@ impl Driver {
                     Box::new(PendingSubscriber { recipient, stage: PendingStage::Result, requested: snapshot.position })
                 };
                 subscriber.pending.get_or_insert_with(new).stage = PendingStage::Evaluation(Arc::clone(&canonical));
-                if let Some(end) = outdated(subscriber, &query, &snapshot) {
+                if let Some(end) = end_reason(subscriber, &query, &snapshot) {
                     self.end(*id, end);
                 }
             }
@@ -251,12 +252,12 @@ impl Driver {
         }
     }
 
-    /// Ends the waiting subscribers whose bucket or named query no longer exists.
+    /// Ends the subscribers waiting for an evaluation whose bucket was dropped, or whose named query has changed.
     fn end_outdated(&mut self, snapshot: &Snapshot) {
         let waiting =
             self.evaluations.values().flat_map(|waiting| waiting.waiters.iter().map(|id| (*id, &waiting.query)));
         let end_of =
-            |(id, query): (u64, &Arc<Query>)| Some((id, outdated(self.subscribers.get(&id)?, query, snapshot)?));
+            |(id, query): (u64, &Arc<Query>)| Some((id, end_reason(self.subscribers.get(&id)?, query, snapshot)?));
         for (id, end) in waiting.filter_map(end_of).collect::<Vec<_>>() {
             self.end(id, end);
         }
@@ -273,7 +274,7 @@ impl Driver {
         }
         for id in requests.refresh {
             let Some(subscriber) = self.subscribers.get(&id) else { continue };
-            // A pending subscriber gets its first result in any case.
+            // A pending subscriber gets a result without a request.
             if subscriber.pending.is_none() && subscriber.inbox.needs_snapshot() {
                 self.request_result(id);
             }
@@ -282,7 +283,7 @@ impl Driver {
             match command {
                 Command::Subscribe(subscribe) => self.subscribe(*subscribe),
                 Command::Settle(reply) => {
-                    self.settle();
+                    self.catch_up();
                     self.settling.push((self.matcher.position(), reply));
                 }
             }
@@ -311,10 +312,10 @@ impl Driver {
         }
     }
 
-    /// Replies to a caller, after updating the gauges. The reply is dropped if the caller stopped waiting.
-    fn answer<T>(&self, reply: oneshot::Sender<T>, answer: T) {
+    /// Replies to a caller, after updating the gauges. The value is dropped if the caller stopped waiting.
+    fn send_reply<T>(&self, reply: oneshot::Sender<T>, value: T) {
         self.publish_gauges();
-        shielded(|| drop(reply.send(answer)));
+        catch_panic(|| drop(reply.send(value)));
     }
 
     fn publish_gauges(&self) {
@@ -325,7 +326,7 @@ impl Driver {
     }
 
     /// Applies all published commits. Returns the newest state, which is at the position of the matcher.
-    fn settle(&mut self) -> Arc<Snapshot> {
+    fn catch_up(&mut self) -> Arc<Snapshot> {
         loop {
             let snapshot = self.store.snapshot();
             let is_open = self.apply_commits(Some(snapshot.position));
@@ -338,10 +339,10 @@ impl Driver {
     }
 
     /// Replies to callers of `settled` whose events are delivered.
-    fn answer_settled(&mut self) {
+    fn reply_settled(&mut self) {
         for (position, reply) in std::mem::take(&mut self.settling) {
             if self.is_delivered(position) {
-                self.answer(reply, self.matcher.position());
+                self.send_reply(reply, self.matcher.position());
             } else {
                 self.settling.push((position, reply));
             }
@@ -365,10 +366,10 @@ impl Driver {
         if reply.is_closed() {
             return;
         }
-        let snapshot = self.settle();
+        let snapshot = self.catch_up();
         let (query, definition) = match self.resolve(target, &snapshot) {
             Ok(resolved) => resolved,
-            Err(error) => return self.answer(reply, Err(error)),
+            Err(error) => return self.send_reply(reply, Err(error)),
         };
         let recipient = Recipient::Caller { reply, since: options.since };
         let pending = PendingSubscriber { recipient, stage: PendingStage::Result, requested: snapshot.position };
@@ -378,10 +379,10 @@ impl Driver {
         if let Some(owner) = options.owner {
             self.accounts.open(id, owner, Instant::now());
         }
-        self.follow(id, query, &snapshot, options.deadline);
+        self.attach_or_evaluate(id, query, &snapshot, options.deadline);
     }
 
-    /// Returns the query of a new subscription, and its definition if it is a named query.
+    /// Returns the query of a new subscription, and the definition if it is a named query.
     fn resolve(&self, target: Target, snapshot: &Snapshot) -> Result<(Query, Option<Definition>), LiveError> {
         let max = self.options.max_subscriptions;
         if self.subscribers.len() >= max {
@@ -389,11 +390,11 @@ impl Driver {
         }
         let (query, definition) = match target {
             Target::Query(query) => (query, None),
-            Target::Named { name, params, guard } => {
+            Target::Named { name, params, row_filter } => {
                 let config = snapshot.state.query_config(&name)?;
                 let query = Query::parse_with(&config, &Parameters::from(&params)).map_err(StoreError::from)?;
-                let query = match &guard {
-                    Some(guard) => query.restrict(guard),
+                let query = match &row_filter {
+                    Some(row_filter) => query.restrict(row_filter),
                     None => query,
                 };
                 (query, Some(Definition(snapshot.state.query_record(&name)?.clone())))
@@ -422,25 +423,25 @@ impl Driver {
 
     /// Ends a subscription. If it has not begun, the caller gets the error.
     fn end_with(&mut self, id: u64, end: SubscriptionEnd, error: LiveError) {
-        self.unfollow(id);
+        self.detach(id);
         self.accounts.close(id);
         let Some(subscriber) = self.subscribers.remove(&id) else { return };
         if let Some(Recipient::Caller { reply, .. }) = subscriber.pending.map(|pending| pending.recipient) {
-            return self.answer(reply, Err(error));
+            return self.send_reply(reply, Err(error));
         }
         self.shared.counters.ended.fetch_add(1, Relaxed);
         subscriber.inbox.end(end);
     }
 
-    /// Removes a subscriber that was dropped.
+    /// Removes a subscriber whose handle was dropped.
     fn remove(&mut self, id: u64) {
-        self.unfollow(id);
+        self.detach(id);
         self.accounts.close(id);
         self.subscribers.remove(&id);
     }
 
-    /// Detaches a subscriber from its query. A query or evaluation without subscribers ends.
-    fn unfollow(&mut self, id: u64) {
+    /// Detaches a subscriber from its query or evaluation, which ends if it has no other subscriber.
+    fn detach(&mut self, id: u64) {
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
         if let Some(PendingStage::Evaluation(canonical)) = pending.map(|pending| pending.stage.clone()) {
             self.leave_evaluation(id, &canonical);
@@ -454,7 +455,7 @@ impl Driver {
 
     /// Drops a query. If it has many rows, it is dropped in the background, because that takes milliseconds.
     fn discard(&mut self, live: LiveQuery) {
-        if live.rows() > MAX_ROWS_DROPPED {
+        if live.row_count() > MAX_ROWS_DROPPED {
             self.encoders.submit(Key::of(&live.generation), move |_| {
                 drop(live);
                 JobOutput::Discarded
@@ -470,8 +471,8 @@ impl Driver {
     }
 }
 
-/// Returns why a waiting subscriber must end, if its bucket was dropped or the definition of its named query has changed.
-fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Option<SubscriptionEnd> {
+/// Returns why a waiting subscriber must end: its bucket was dropped, or the definition of its named query has changed.
+fn end_reason(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Option<SubscriptionEnd> {
     let pending = subscriber.pending.as_ref()?;
     if let Recipient::Inbox { bucket } = &pending.recipient
         && !snapshot.state.bucket(&query.bucket).is_ok_and(|known| known.identity() == *bucket)
@@ -482,7 +483,7 @@ fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Opti
     subscriber.definition.as_ref().is_some_and(is_outdated).then_some(SubscriptionEnd::QueryUndefined)
 }
 
-/// Replaces timeouts that the clock cannot represent.
+/// Timeout used instead of one that the clock cannot represent.
 const LONGEST_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 
 impl Drop for Driver {
@@ -493,17 +494,17 @@ impl Drop for Driver {
             evaluation.control.cancel();
         }
         for command in self.shared.take().commands {
-            shielded(|| drop(command));
+            catch_panic(|| drop(command));
         }
         self.queries.clear();
         let subscribers = std::mem::take(&mut self.subscribers);
         self.publish_gauges();
         for (_, reply) in std::mem::take(&mut self.settling) {
-            shielded(|| drop(reply));
+            catch_panic(|| drop(reply));
         }
         for subscriber in subscribers.into_values() {
             if let Some(Recipient::Caller { reply, .. }) = subscriber.pending.map(|pending| pending.recipient) {
-                shielded(|| drop(reply));
+                catch_panic(|| drop(reply));
             } else {
                 self.shared.counters.ended.fetch_add(1, Relaxed);
                 subscriber.inbox.end(SubscriptionEnd::Closed);

@@ -1,11 +1,11 @@
 //! Encoding and delivery of snapshots.
 //!
-//! A small result is encoded by the live thread. A larger one is copied, which is cheap, and encoded in the background. Further
-//! changes meanwhile only mark it as changed, and it is encoded again afterwards. So each query has at most one encoding in flight,
-//! and subscribers receive results in commit order.
+//! A small result is encoded by the live thread. A larger one is copied, which is cheap, and encoded in the background. If the result
+//! changes meanwhile, it is encoded again afterwards. So each query has at most one encoding in flight, and subscribers receive
+//! results in commit order.
 //!
 //! A subscriber in mode `Delta` gets a snapshot together with the deltas after it, which are collected during the encoding. If there
-//! are too many, the subscriber gets the snapshot alone, and requests another one after it.
+//! are too many, the subscriber gets only the snapshot, and then requests another one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -43,18 +43,19 @@ struct Encoding {
     recipients: Vec<u64>,
     /// The deltas after the result, for the recipients.
     following: Vec<Event>,
-    has_too_many: bool,
-    /// Set if the result must be encoded again: the oldest change or request that this encoding does not cover.
-    again: Option<Position>,
+    /// Whether `following` exceeded the limit and was cleared.
+    has_too_many_deltas: bool,
+    /// Set if the result must be encoded again: the oldest change or request that this encoding does not include.
+    next_oldest: Option<Position>,
     /// Subscribers that need a newer result than this one.
     next_recipients: Vec<u64>,
 }
 
-/// Results up to this size are encoded by the live thread.
-const DIRECT_BYTES: usize = 64 << 10;
+/// Limit of the results that are encoded by the live thread.
+const MAX_DIRECT_BYTES: usize = 64 << 10;
 
 impl QueryState {
-    /// Limit of the results that are kept for comparison. Longer results rarely return to an earlier value between two deliveries.
+    /// Limit of the results that are stored for comparison. Longer results rarely return to an earlier value between two deliveries.
     const MAX_COMPARED_BYTES: usize = 4096;
 
     pub(super) fn new(hash: u64, bucket: BucketIdentity) -> Self {
@@ -65,31 +66,33 @@ impl QueryState {
         self.delivered = Some(result).filter(|result| result.len() <= Self::MAX_COMPARED_BYTES).cloned();
     }
 
-    pub(super) fn forget_delivered(&mut self) {
+    pub(super) fn clear_delivered(&mut self) {
         self.delivered = None;
     }
 
     /// Collects a delta for the recipients of the result that is being encoded.
-    pub(super) fn follow_encoding(&mut self, delta: &Event, max_deltas: usize) {
+    pub(super) fn collect_delta(&mut self, delta: &Event, max_deltas: usize) {
         let Some(encoding) = &mut self.encoding else { return };
-        if encoding.recipients.is_empty() || encoding.has_too_many {
+        if encoding.recipients.is_empty() || encoding.has_too_many_deltas {
             return;
         }
         if encoding.following.len() < max_deltas {
             encoding.following.push(delta.clone());
         } else {
-            (encoding.following, encoding.has_too_many) = (Vec::new(), true);
+            (encoding.following, encoding.has_too_many_deltas) = (Vec::new(), true);
         }
     }
 
     /// Returns whether a result with the changes up to a position is not delivered yet.
     pub(super) fn is_behind(&self, position: Position) -> bool {
         let is_old = |oldest: Position| oldest.sequence <= position.sequence;
-        self.encoding.as_ref().is_some_and(|encoding| is_old(encoding.oldest) || encoding.again.is_some_and(is_old))
+        self.encoding
+            .as_ref()
+            .is_some_and(|encoding| is_old(encoding.oldest) || encoding.next_oldest.is_some_and(is_old))
     }
 }
 
-/// Returns the work of encoding a result, at about four bytes per nanosecond.
+/// Returns the work of encoding a result: about a nanosecond for four bytes.
 fn encoding_work(result: &QueryResult) -> u64 {
     result.len() as u64 / 4
 }
@@ -103,14 +106,14 @@ impl Driver {
         }
     }
 
-    /// Delivers a result that has changed at a position to the subscribers in mode `Snapshot`.
+    /// Delivers a changed result to the subscribers that receive every snapshot. `oldest` is the first change that was not delivered.
     fn deliver_changed(&mut self, query: QueryId, oldest: Position) {
         let Some(state) = self.queries.get_mut(&query) else { return };
         if let Some(encoding) = &mut state.encoding {
-            encoding.again.get_or_insert(oldest);
+            encoding.next_oldest.get_or_insert(oldest);
             return;
         }
-        match self.matcher.result_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
+        match self.matcher.result_within(query, MAX_DIRECT_BYTES.min(self.options.max_result_bytes)) {
             None => {}
             Some(Ok(result)) if state.delivered.as_ref() == Some(&result) => {}
             Some(Ok(result)) => {
@@ -136,12 +139,12 @@ impl Driver {
             if version == Some(encoding.version) {
                 encoding.recipients.push(id);
             } else {
-                encoding.again.get_or_insert(position);
+                encoding.next_oldest.get_or_insert(position);
                 encoding.next_recipients.push(id);
             }
             return;
         }
-        match self.matcher.result_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
+        match self.matcher.result_within(query, MAX_DIRECT_BYTES.min(self.options.max_result_bytes)) {
             None => {}
             Some(Ok(result)) => {
                 state.set_delivered(&result);
@@ -158,7 +161,7 @@ impl Driver {
         let Some(state) = self.queries.get_mut(&query) else { return };
         let job = self.encoders.submit(Key::of(&query), move |_| JobOutput::Encoded(copy.encode(max_bytes)));
         self.jobs.insert(job, Purpose::Encoding(query));
-        state.forget_delivered();
+        state.clear_delivered();
         state.encoding = Some(Box::new(Encoding {
             job,
             position: self.matcher.position(),
@@ -166,8 +169,8 @@ impl Driver {
             oldest,
             recipients,
             following: Vec::new(),
-            has_too_many: false,
-            again: None,
+            has_too_many_deltas: false,
+            next_oldest: None,
             next_recipients: Vec::new(),
         }));
     }
@@ -175,7 +178,7 @@ impl Driver {
     pub(super) fn finish_encoding(&mut self, job: JobId, query: QueryId, encoded: Result<QueryResult, ResultTooLarge>) {
         let Some(state) = self.queries.get_mut(&query) else { return };
         let Some(encoding) = state.encoding.take_if(|encoding| encoding.job == job) else { return };
-        let Encoding { position, recipients, following, has_too_many, .. } = &*encoding;
+        let Encoding { position, recipients, following, has_too_many_deltas, .. } = &*encoding;
         // A recipient may have been dropped meanwhile.
         let is_subscribed = |id: &u64| self.matcher.query_of(*id) == Some(query);
         let recipients: HashSet<u64> = recipients.iter().copied().filter(is_subscribed).collect();
@@ -184,14 +187,14 @@ impl Driver {
                 self.matcher.cache_result(query, encoding.version, &result);
                 self.matcher.add_work(query, encoding_work(&result));
                 self.deliver_to_all(query, &result, *position, &recipients);
-                let following = if *has_too_many { Following::Missing } else { Following::Deltas(following) };
+                let following = if *has_too_many_deltas { Following::Missing } else { Following::Deltas(following) };
                 for id in recipients {
                     self.deliver_snapshot(id, result.clone(), *position, following);
                 }
             }
             Err(ResultTooLarge) => self.end_too_large(query, &recipients),
         }
-        if let Some(oldest) = encoding.again {
+        if let Some(oldest) = encoding.next_oldest {
             self.deliver_changed(query, oldest);
             for id in encoding.next_recipients {
                 self.request_result(id);
@@ -250,6 +253,6 @@ impl Driver {
         subscriber.inbox.begin(following, self.options.max_deltas, &self.shared.counters);
         let inbox = Arc::clone(&subscriber.inbox);
         let (first, mark, shared) = (Some(Box::new(first)), Mark::new(position, hash), Arc::clone(&self.shared));
-        self.answer(reply, Ok(Subscription { id, first, mark, inbox, shared }));
+        self.send_reply(reply, Ok(Subscription { id, first, mark, inbox, shared }));
     }
 }

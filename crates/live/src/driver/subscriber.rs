@@ -20,7 +20,7 @@ pub(super) struct Subscriber {
     pub(super) mode: Mode,
     /// The definition of its named query, if it has one.
     pub(super) definition: Option<Definition>,
-    /// Set until the first result of its query is delivered.
+    /// Set while it waits for the first result of its query.
     pub(super) pending: Option<Box<PendingSubscriber>>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct PendingSubscriber {
 pub(super) enum Recipient {
     /// The caller, which has no subscription yet.
     Caller { reply: oneshot::Sender<Result<Subscription, LiveError>>, since: Option<Mark> },
-    /// The inbox, after commits were missed. The bucket must still be this one.
+    /// The inbox, when the query is evaluated again after missed commits. The subscription ends if the bucket is another one by then.
     Inbox { bucket: BucketIdentity },
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Recipient {
 pub(super) enum PendingStage {
     /// The evaluation of the query with this canonical form.
     Evaluation(Arc<[u8]>),
-    /// A background thread that reads the history.
+    /// The history, which a background job reads.
     History(JobId),
     /// The encoding of the result. The query is live.
     Result,

@@ -1,8 +1,8 @@
 //! An interval tree for stabbing queries: the intervals that contain a value.
 //!
-//! It is a treap of the intervals, sorted by start; each node has the greatest end in its subtree. A search skips subtrees in which
-//! all intervals end before the value. Each subtree left of the search path that it enters has an interval that contains the
-//! value: all of them start before it, and the last one ends after it. So a search that finds k of n intervals takes
+//! It is a treap of the intervals, sorted by start; each node stores the greatest end in its subtree. A search skips subtrees in which
+//! all intervals end before the value. If it enters a subtree left of the search path, at least one interval there contains the
+//! value: all of them start before the value, and one ends after it. So a search that finds k of n intervals takes
 //! O(log n + k log(n/k)) steps, regardless of their overlap: O(log n) for one and O(n) for all. Insertion and removal take O(log n).
 //! Equal intervals share a node.
 
@@ -32,7 +32,7 @@ struct Node<K> {
     /// Children, ordered by start, then by end.
     left: Option<usize>,
     right: Option<usize>,
-    /// The greatest end in the subtree.
+    /// The greatest end in the subtree. `None` if an interval has no end.
     last: Option<K>,
 }
 
@@ -57,7 +57,7 @@ impl<K: Ord + Clone> Intervals<K> {
             self.nodes[node].queries.insert(slot);
             return;
         }
-        // Xorshift, because priorities must only be independent of the order of the intervals.
+        // Xorshift suffices: priorities must only be independent of the order of the intervals.
         self.seed ^= self.seed << 13;
         self.seed ^= self.seed >> 17;
         self.seed ^= self.seed << 5;
@@ -76,15 +76,15 @@ impl<K: Ord + Clone> Intervals<K> {
         }
     }
 
-    /// Calls `found` for each query whose interval contains the value.
-    pub(crate) fn containing<Q: Ord + ?Sized>(&self, value: &Q, found: &mut impl FnMut(Slot))
+    /// Calls `found` for each query whose interval contains a value.
+    pub(crate) fn for_each_containing<Q: Ord + ?Sized>(&self, value: &Q, found: &mut impl FnMut(Slot))
     where
         K: Borrow<Q>,
     {
         self.search(self.root, value, found);
     }
 
-    /// Returns the number of queries whose interval contains the value, up to `max`.
+    /// Returns the number of queries whose interval contains a value, up to `max`.
     pub(crate) fn count<Q: Ord + ?Sized>(&self, value: &Q, max: usize) -> usize
     where
         K: Borrow<Q>,
@@ -176,7 +176,7 @@ impl<K: Ord + Clone> Intervals<K> {
         Some(root)
     }
 
-    /// Splits a tree into the nodes before and after a node.
+    /// Splits a tree into the nodes that are ordered before `at`, and the others.
     fn split(&mut self, tree: Option<usize>, at: usize) -> (Option<usize>, Option<usize>) {
         let Some(root) = tree else { return (None, None) };
         if self.is_ordered_before(root, at) {
@@ -241,7 +241,7 @@ mod tests {
 
     fn found<K: Ord + Clone>(intervals: &Intervals<K>, value: &K) -> Vec<Slot> {
         let mut slots = Vec::new();
-        intervals.containing(value, &mut |slot| slots.push(slot));
+        intervals.for_each_containing(value, &mut |slot| slots.push(slot));
         slots.sort_unstable();
         slots
     }

@@ -1,10 +1,10 @@
 //! The index of live queries: finds the queries that a change can affect.
 //!
-//! A query is registered under the entries that [`access`] chose for its filter: a value or an interval of a field. A change is
+//! A query is registered under the entries that [`entry`] chose for its filter: a value or an interval of a field. A change is
 //! looked up by the old row and by the new row. The queries that are found are then checked with the full filter. A query without a
 //! usable condition is found for every change of its bucket.
 
-mod access;
+mod entry;
 mod interval;
 mod postings;
 
@@ -12,12 +12,12 @@ use std::collections::HashMap;
 
 use tidewire_store::{Field, Filter, Row, Value};
 
-pub(crate) use self::access::Access;
-use self::access::Text;
+pub(crate) use self::entry::IndexEntry;
+use self::entry::Text;
 use self::interval::Intervals;
 use self::postings::Postings;
 pub(crate) use self::postings::Slot;
-use crate::bits::{Key, ordered};
+use crate::bits::{ScalarKey, ordered_bits};
 
 /// The index of the queries of one bucket.
 #[derive(Debug, Default)]
@@ -25,23 +25,23 @@ pub(crate) struct Index {
     fields: HashMap<Box<str>, FieldIndex>,
     /// Queries without a usable condition.
     unindexed: Option<Postings>,
-    /// Buffer for the key of a lookup.
+    /// Reused buffer for the key of a lookup.
     key: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct FieldIndex {
     field: Field,
-    equal: HashMap<Key, Postings>,
+    equal: HashMap<ScalarKey, Postings>,
     numbers: Intervals<u64>,
     texts: Intervals<Text>,
 }
 
 impl Index {
-    /// Up to this number of indexed fields, each field is read from the row. Above it, each member of the row is looked up, because
-    /// rows rarely have more members.
+    /// Limit of the indexed fields that are each read from a row. If there are more, each member of the row is looked up in the index
+    /// instead, because rows rarely have as many members.
     const MAX_FIELD_SCAN: usize = 16;
-    /// Limit of the counted overlap. A higher count does not affect the choice.
+    /// Limit of the overlap that is counted.
     const MAX_OVERLAP: usize = 1024;
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -54,46 +54,46 @@ impl Index {
     }
 
     /// Adds a query. Returns its entries, which are needed to remove it, or `None` if it is unindexed.
-    pub(crate) fn insert(&mut self, filter: &Filter, slot: Slot) -> Option<Box<[Access]>> {
-        let chosen = access::choose(filter, &|access| self.overlap(access));
-        let Some(accesses) = chosen else {
+    pub(crate) fn insert(&mut self, filter: &Filter, slot: Slot) -> Option<Box<[IndexEntry]>> {
+        let chosen = entry::choose(filter, &|entry| self.overlap(entry));
+        let Some(entries) = chosen else {
             add(&mut self.unindexed, slot);
             return None;
         };
-        for access in &accesses {
-            match access {
-                Access::Equal(field, key) => {
+        for entry in &entries {
+            match entry {
+                IndexEntry::Equal(field, key) => {
                     let equal = &mut self.field(field).equal;
                     equal.entry(key.clone()).or_insert(Postings::One(slot)).insert(slot);
                 }
-                Access::Numbers(field, from, until) => self.field(field).numbers.insert(*from, *until, slot),
-                Access::Texts(field, from, until) => {
+                IndexEntry::Numbers(field, from, until) => self.field(field).numbers.insert(*from, *until, slot),
+                IndexEntry::Texts(field, from, until) => {
                     self.field(field).texts.insert(from.clone(), until.clone(), slot);
                 }
             }
         }
-        Some(accesses.into())
+        Some(entries.into())
     }
 
     /// Removes a query and its entries.
-    pub(crate) fn remove(&mut self, accesses: Option<&[Access]>, slot: Slot) {
-        let Some(accesses) = accesses else {
+    pub(crate) fn remove(&mut self, entries: Option<&[IndexEntry]>, slot: Slot) {
+        let Some(entries) = entries else {
             if self.unindexed.as_mut().is_some_and(|unindexed| unindexed.remove(slot)) {
                 self.unindexed = None;
             }
             return;
         };
-        for access in accesses {
-            let (Access::Equal(field, _) | Access::Numbers(field, ..) | Access::Texts(field, ..)) = access;
+        for entry in entries {
+            let (IndexEntry::Equal(field, _) | IndexEntry::Numbers(field, ..) | IndexEntry::Texts(field, ..)) = entry;
             let Some(index) = self.fields.get_mut(field.name()) else { continue };
-            match access {
-                Access::Equal(_, key) => {
+            match entry {
+                IndexEntry::Equal(_, key) => {
                     if index.equal.get_mut(key).is_some_and(|queries| queries.remove(slot)) {
                         index.equal.remove(key);
                     }
                 }
-                Access::Numbers(_, from, until) => index.numbers.remove(from, until.as_ref(), slot),
-                Access::Texts(_, from, until) => index.texts.remove(from, until.as_ref(), slot),
+                IndexEntry::Numbers(_, from, until) => index.numbers.remove(from, until.as_ref(), slot),
+                IndexEntry::Texts(_, from, until) => index.texts.remove(from, until.as_ref(), slot),
             }
             if index.is_empty() {
                 self.fields.remove(field.name());
@@ -102,7 +102,7 @@ impl Index {
     }
 
     /// Calls `found` for each query that a change can affect, possibly more than once.
-    pub(crate) fn touched(&mut self, old: Option<&Row>, new: Option<&Row>, mut found: impl FnMut(Slot)) {
+    pub(crate) fn for_each_candidate(&mut self, old: Option<&Row>, new: Option<&Row>, mut found: impl FnMut(Slot)) {
         if let Some(unindexed) = &self.unindexed {
             unindexed.for_each(&mut found);
         }
@@ -120,9 +120,9 @@ impl Index {
             return;
         }
         for row in [old, new].into_iter().flatten() {
-            for (written, _) in row.members() {
-                let index = match unescape(written) {
-                    None => self.fields.get(written),
+            for (raw_name, _) in row.members() {
+                let index = match unescape(raw_name) {
+                    None => self.fields.get(raw_name),
                     Some(name) => self.fields.get(&*name),
                 };
                 if let Some((index, value)) = index.and_then(|index| Some((index, row.get(&index.field)?))) {
@@ -141,14 +141,15 @@ impl Index {
         })
     }
 
-    /// Returns the number of queries that share an entry, up to a limit.
-    fn overlap(&self, access: &Access) -> usize {
-        let (Access::Equal(field, _) | Access::Numbers(field, ..) | Access::Texts(field, ..)) = access;
+    /// Returns the number of queries that share an entry, up to [`MAX_OVERLAP`](Self::MAX_OVERLAP). For an interval, these are the
+    /// queries whose interval contains its start.
+    fn overlap(&self, entry: &IndexEntry) -> usize {
+        let (IndexEntry::Equal(field, _) | IndexEntry::Numbers(field, ..) | IndexEntry::Texts(field, ..)) = entry;
         let Some(index) = self.fields.get(field.name()) else { return 0 };
-        match access {
-            Access::Equal(_, key) => index.equal.get(key).map_or(0, Postings::len).min(Self::MAX_OVERLAP),
-            Access::Numbers(_, from, _) => index.numbers.count(from, Self::MAX_OVERLAP),
-            Access::Texts(_, from, _) => index.texts.count(&**from, Self::MAX_OVERLAP),
+        match entry {
+            IndexEntry::Equal(_, key) => index.equal.get(key).map_or(0, Postings::len).min(Self::MAX_OVERLAP),
+            IndexEntry::Numbers(_, from, _) => index.numbers.count(from, Self::MAX_OVERLAP),
+            IndexEntry::Texts(_, from, _) => index.texts.count(&**from, Self::MAX_OVERLAP),
         }
     }
 }
@@ -160,14 +161,14 @@ impl FieldIndex {
 
     fn search(&self, value: &Value<'_>, key: &mut Vec<u8>, found: &mut impl FnMut(Slot)) {
         if !self.equal.is_empty()
-            && Key::write(value, key)
+            && ScalarKey::write(value, key)
             && let Some(queries) = self.equal.get(&key[..])
         {
             queries.for_each(found);
         }
         match value {
-            Value::Number(number) => self.numbers.containing(&ordered(*number), found),
-            Value::String(text) => self.texts.containing(text.as_bytes(), found),
+            Value::Number(number) => self.numbers.for_each_containing(&ordered_bits(*number), found),
+            Value::String(text) => self.texts.for_each_containing(text.as_bytes(), found),
             _ => {}
         }
     }
@@ -180,10 +181,10 @@ fn add(queries: &mut Option<Postings>, slot: Slot) {
     }
 }
 
-/// Unescapes a name. Returns `None` if it has no escapes.
-fn unescape(written: &str) -> Option<String> {
-    // Rows have valid JSON, so the fallback is never used.
-    written.contains('\\').then(|| serde_json::from_str(&format!("\"{written}\"")).ok()).flatten()
+/// Unescapes the name of a member. Returns `None` if it has no escapes.
+fn unescape(raw_name: &str) -> Option<String> {
+    // A row is valid JSON, so parsing does not fail.
+    raw_name.contains('\\').then(|| serde_json::from_str(&format!("\"{raw_name}\"")).ok()).flatten()
 }
 
 #[cfg(test)]
@@ -200,7 +201,7 @@ mod tests {
 
     fn found(index: &mut Index, old: Option<&Json>, new: Option<&Json>) -> BTreeSet<Slot> {
         let mut slots = BTreeSet::new();
-        index.touched(old.map(row).as_ref(), new.map(row).as_ref(), |slot| _ = slots.insert(slot));
+        index.for_each_candidate(old.map(row).as_ref(), new.map(row).as_ref(), |slot| _ = slots.insert(slot));
         slots
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// The number of a live query in the matcher.
+/// The index of a live query in the matcher's slab.
 pub(crate) type Slot = u32;
 
 /// A set of queries. A single query, the common case, needs no allocation. Removal takes logarithmic time.
@@ -22,7 +22,7 @@ impl Postings {
         }
     }
 
-    /// Removes a query. Returns whether the set is empty.
+    /// Removes a query. Returns true if no query is left, so that the caller must drop the set.
     pub(crate) fn remove(&mut self, slot: Slot) -> bool {
         match self {
             Self::One(only) => *only == slot,

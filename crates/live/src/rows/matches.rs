@@ -1,8 +1,8 @@
 //! The matching rows of a query in order, with ranks.
 //!
-//! The structure is a list of lists of a few hundred entries. A row is found by two binary searches, and inserted or removed by
-//! moving at most one list. Its rank is the sum of the lengths of the preceding lists, which are stored contiguously. A million rows
-//! are two or three thousand lists. A row takes one entry and no other memory.
+//! The structure is a list of lists of a few hundred entries. A row is found by two binary searches. Its insertion or removal moves
+//! the entries of one list. Its rank is its index plus the lengths of the preceding lists, which are stored contiguously. A million
+//! rows are two or three thousand lists. A row takes one entry and no other memory.
 //!
 //! Lists are shared with clones: cloning a million rows takes a few microseconds, and a later change copies one list.
 
@@ -22,10 +22,10 @@ pub(crate) struct Matches {
 }
 
 impl Matches {
-    /// Number of entries at which a list is split.
+    /// Length at which a list is split.
     const MAX_LIST_LEN: usize = 512;
 
-    /// Creates a list from unsorted entries.
+    /// Sorts entries.
     pub(crate) fn new(mut entries: Vec<RowEntry>, sort: &Sort) -> Self {
         entries.sort_unstable_by(|one, two| sort.compare(one, two));
         let len = entries.len();
@@ -68,7 +68,7 @@ impl Matches {
         None
     }
 
-    /// Removes a row. Returns it, if it was present.
+    /// Removes the row with the position of an entry. Returns the row, if it was present.
     pub(crate) fn remove(&mut self, entry: &RowEntry, sort: &Sort) -> Option<Row> {
         let (list, Ok(index)) = self.find(entry, sort) else { return None };
         let removed = self.list(list).remove(index);
@@ -80,7 +80,7 @@ impl Matches {
         Some(removed.row)
     }
 
-    /// Replaces the row with the same position. Returns it, if it was present.
+    /// Replaces the row with the position of an entry. Returns the old row, if it was present.
     pub(crate) fn replace(&mut self, entry: &RowEntry, sort: &Sort) -> Option<Row> {
         let (list, Ok(index)) = self.find(entry, sort) else { return None };
         Some(std::mem::replace(&mut self.list(list)[index].row, entry.row.clone()))
@@ -107,7 +107,7 @@ impl Matches {
         nearest.iter().rev().chain(self.lists[..list].iter().rev().flat_map(|list| list.iter().rev()))
     }
 
-    /// Returns a list for a change. It is copied if a clone shares it.
+    /// Returns a list to be changed, after copying it if a clone shares it.
     fn list(&mut self, list: usize) -> &mut Vec<RowEntry> {
         Arc::make_mut(&mut self.lists[list])
     }
@@ -116,7 +116,7 @@ impl Matches {
         self.counts[..list].iter().map(|count| *count as usize).sum()
     }
 
-    /// Returns the list of a rank and the index in it. A rank beyond the last row gives the end.
+    /// Returns the list of a rank and the index in the list. A rank beyond the last row gives the end.
     fn at(&self, rank: usize) -> (usize, usize) {
         let mut left = rank;
         for (list, count) in self.counts.iter().enumerate() {
@@ -128,7 +128,7 @@ impl Matches {
         (self.lists.len(), 0)
     }
 
-    /// Returns the list and the index of an entry, or where it would be inserted.
+    /// Returns the list and the index of an entry, or of the place where it would be inserted.
     fn find(&self, entry: &RowEntry, sort: &Sort) -> (usize, Result<usize, usize>) {
         let begins_before =
             |list: &Arc<Vec<RowEntry>>| list.first().is_some_and(|first| sort.compare(first, entry).is_le());
@@ -147,7 +147,7 @@ impl Matches {
         self.lists.insert(list + 1, Arc::new(second));
     }
 
-    /// Merges a short list with its neighbour, if both are short.
+    /// Merges a list with a neighbour, if both are short. Removes it if it is empty.
     fn join(&mut self, list: usize) {
         if self.lists[list].is_empty() {
             self.lists.remove(list);

@@ -1,8 +1,8 @@
 //! The result of a query that returns records, maintained incrementally.
 //!
 //! A live query retains all matching rows in order. An entry has 40 bytes besides the shared row: the first bytes of its sort key,
-//! its ordinal, and a pointer. So a window is refilled without reading the store. The window before a commit follows from the ranks
-//! after it and from the rows that were inserted and removed, so no old result is kept for comparison.
+//! its ordinal, and a pointer. So a window is refilled without reading the store. The window before a commit can be computed from the
+//! ranks after it and from the rows that were inserted and removed, so no old result is stored for comparison.
 //!
 //! A [`Page`] is the window over the matching rows. It is cheap to clone, so that another thread can encode it.
 
@@ -22,7 +22,7 @@ use self::matches::Matches;
 use self::position::{RowEntry, Sort};
 pub(crate) use self::projection::{Projection, is_same};
 pub(crate) use self::window::Edit;
-use self::window::{Moves, Window};
+use self::window::{MatchChanges, Window};
 use crate::delta::{Delta, Form};
 use crate::net_change::NetChange;
 use crate::query::ResultTooLarge;
@@ -43,7 +43,7 @@ pub(crate) struct Page {
 }
 
 impl Rows {
-    /// Limit of the range of rows that is compared to detect an invisible change. Windows are rarely larger.
+    /// Limit of the rows that are compared to detect that a result is the same. Windows are rarely larger.
     const MAX_COMPARED: usize = 4096;
 
     /// Collects the rows of a query, given with their ordinals. `key` is the key field of the bucket. The memory of the entries is
@@ -67,8 +67,8 @@ impl Rows {
             end: query.limit.map_or(usize::MAX, |limit| query.offset.saturating_add(limit)),
         };
         let projection = Projection::new(query.fields.as_deref());
-        // A row is identified by its key if the key is in the result, and an appended row needs no index.
-        let is_plain = sort.is_empty() && window.start == 0 && window.end == usize::MAX && projection.shows(key);
+        // Without a sort or window, clients can find a row by its key if the key is in the result, and an appended row needs no index.
+        let is_plain = sort.is_empty() && window.start == 0 && window.end == usize::MAX && projection.includes(key);
         let form = Arc::new(Form { key: Field::new(key), projection, is_indexed: !is_plain });
         Ok(Self { sort, page: Page { matches, window, form } })
     }
@@ -89,21 +89,21 @@ impl Rows {
 
     /// Applies changes. Returns the change of the result, if any.
     pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<Delta> {
-        let moves = self.move_rows(nets);
+        let match_changes = self.apply_to_matches(nets);
         let Page { matches, window, form } = &self.page;
-        let mut edit = window.edit(matches, &moves, &self.sort);
+        let mut edit = window.edit(matches, &match_changes, &self.sort);
         self.merge_into_changes(&mut edit);
         edit.changed.retain(|(_, old, new)| !form.projection.is_same(old, new));
-        if edit.removed.is_empty() && edit.added.is_empty() && edit.changed.is_empty() || self.looks_the_same(&edit) {
+        if edit.removed.is_empty() && edit.added.is_empty() && edit.changed.is_empty() || self.is_result_same(&edit) {
             return None;
         }
         let len = matches.len().min(window.end).saturating_sub(window.start);
         Some(Delta::new(Arc::clone(form), edit, len))
     }
 
-    fn move_rows(&mut self, nets: &[NetChange<&Row>]) -> Moves {
+    fn apply_to_matches(&mut self, nets: &[NetChange<&Row>]) -> MatchChanges {
         let Self { sort, page: Page { matches, .. } } = self;
-        let mut moves = Moves::default();
+        let mut match_changes = MatchChanges::default();
         for net in nets {
             let old = net.old.map(|row| sort.entry(row, net.ordinal));
             let new = net.new.map(|row| sort.entry(row, net.ordinal));
@@ -111,37 +111,37 @@ impl Rows {
                 && sort.compare(old, new).is_eq()
                 && let Some(was) = matches.replace(new, sort)
             {
-                moves.updated.push(RowEntry { position: new.position, row: was });
+                match_changes.updated.push(RowEntry { position: new.position, row: was });
                 continue;
             }
             if let Some(mut old) = old
                 && let Some(was) = matches.remove(&old, sort)
             {
                 old.row = was;
-                moves.removed.push(old);
+                match_changes.removed.push(old);
             }
             if let Some(new) = new {
                 match matches.insert(new.clone(), sort) {
-                    None => moves.inserted.push(new),
-                    Some(was) => moves.updated.push(RowEntry { position: new.position, row: was }),
+                    None => match_changes.inserted.push(new),
+                    Some(was) => match_changes.updated.push(RowEntry { position: new.position, row: was }),
                 }
             }
         }
-        for list in [&mut moves.removed, &mut moves.inserted, &mut moves.updated] {
+        for list in [&mut match_changes.removed, &mut match_changes.inserted, &mut match_changes.updated] {
             list.sort_unstable_by(|one, two| sort.compare(one, two));
         }
-        moves
+        match_changes
     }
 
-    /// Replaces the removal and the insertion of a row by a change, if its order among the other rows is the same.
+    /// Replaces the removal and the addition of a row by a change, if the order of the rows stays the same.
     fn merge_into_changes(&self, edit: &mut Edit) {
         if edit.removed.is_empty() || edit.added.is_empty() {
             return;
         }
         let added: HashMap<Option<&str>, usize> =
             edit.added.iter().enumerate().map(|(index, (_, row))| (row.text_of(&self.page.form.key), index)).collect();
-        // The row keeps its order if the number of unmoved rows before it is the same in the old and the new result, and if it
-        // is not swapped with another such row.
+        // The row has the same place if the number of unmoved rows before it is the same in the old and the new result, and if it
+        // is not swapped with another row in `staying`.
         let mut staying: Vec<(usize, usize)> = Vec::new();
         for (index, (old_index, row)) in edit.removed.iter().enumerate() {
             let Some(new_index) = added.get(&row.text_of(&self.page.form.key)) else { continue };
@@ -160,11 +160,11 @@ impl Rows {
         edit.changed.sort_unstable_by_key(|(index, ..)| *index);
     }
 
-    /// Returns whether the result looks the same because the removed and added rows differ only in fields that are not in the result.
-    /// All rows between them are compared, so a long range is not examined.
-    fn looks_the_same(&self, edit: &Edit) -> bool {
+    /// Returns whether the result is the same after an edit, because the rows differ only in fields that are not in the result. All
+    /// rows from the first to the last edited one are compared, so false is returned for a long range.
+    fn is_result_same(&self, edit: &Edit) -> bool {
         let projection = &self.page.form.projection;
-        if projection.shows(self.page.form.key.name()) || edit.removed.len() != edit.added.len() {
+        if projection.includes(self.page.form.key.name()) || edit.removed.len() != edit.added.len() {
             return false;
         }
         let (Some(first), Some(last)) = (
@@ -213,7 +213,7 @@ impl Page {
             }
         }
         text.push(b']');
-        // The result may be cached for long.
+        // The result may be cached for a long time.
         text.shrink_to_fit();
         Ok(text.into())
     }

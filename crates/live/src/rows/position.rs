@@ -8,18 +8,18 @@ use std::cmp::Ordering;
 
 use tidewire_store::{Direction, Field, Row, Value};
 
-use crate::bits::ordered;
+use crate::bits::ordered_bits;
 
 /// The position of a row: the first bytes of its sort key, then its ordinal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RowPosition {
-    /// The first 15 bytes of the sort key. The last byte is set if the key is longer.
+    /// The first 15 bytes of the sort key, and a byte that is 1 if the key is longer.
     head: [u64; 2],
     pub(super) ordinal: u64,
 }
 
 impl RowPosition {
-    const HEAD: usize = 15;
+    const HEAD_BYTES: usize = 15;
 
     fn is_truncated(&self) -> bool {
         self.head[1] & 0xff != 0
@@ -37,12 +37,13 @@ pub(crate) struct RowEntry {
 #[derive(Debug)]
 pub(crate) struct Sort(Box<[(Field, Direction)]>);
 
+// Type tags, in ascending order.
 const BOOL: u8 = 1;
 const NUMBER: u8 = 2;
 const STRING: u8 = 3;
 /// Arrays and objects, which have no order.
 const OTHER: u8 = 4;
-/// Null and absent values, which are last in both directions: no inverted tag is greater.
+/// Null and absent values. The tag is not inverted, so they are last in both directions.
 const NULL: u8 = 0xff;
 
 impl Sort {
@@ -59,13 +60,13 @@ impl Sort {
         if self.0.is_empty() {
             return RowPosition { head: [0; 2], ordinal };
         }
-        let bytes = self.bytes(row, RowPosition::HEAD);
+        let bytes = self.bytes(row, RowPosition::HEAD_BYTES);
         let mut head = [0; 16];
-        let len = bytes.len().min(RowPosition::HEAD);
+        let len = bytes.len().min(RowPosition::HEAD_BYTES);
         head[..len].copy_from_slice(&bytes[..len]);
-        head[RowPosition::HEAD] = u8::from(bytes.len() > RowPosition::HEAD);
+        head[RowPosition::HEAD_BYTES] = u8::from(bytes.len() > RowPosition::HEAD_BYTES);
         let head = u128::from_be_bytes(head);
-        #[expect(clippy::cast_possible_truncation, reason = "it is split in two")]
+        #[expect(clippy::cast_possible_truncation, reason = "each half has 64 bits")]
         let head = [(head >> 64) as u64, head as u64];
         RowPosition { head, ordinal }
     }
@@ -87,7 +88,7 @@ impl Sort {
         })
     }
 
-    /// Returns the sort key of a row. Encoding may stop after more than `min_len` bytes.
+    /// Returns the sort key of a row. A key longer than `min_len` bytes may be incomplete.
     fn bytes(&self, row: &Row, min_len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(32);
         for (field, direction) in &self.0 {
@@ -100,7 +101,7 @@ impl Sort {
                 Some(Value::Bool(flag)) => bytes.extend([BOOL, u8::from(flag)]),
                 Some(Value::Number(number)) => {
                     bytes.push(NUMBER);
-                    bytes.extend(ordered(number).to_be_bytes());
+                    bytes.extend(ordered_bits(number).to_be_bytes());
                 }
                 Some(Value::String(text)) => {
                     bytes.push(STRING);

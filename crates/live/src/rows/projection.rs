@@ -1,4 +1,4 @@
-//! The projection of rows to the fields of the result, as JSON text.
+//! The fields of a row that are in the result, as JSON text.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ pub(crate) struct Projection {
 struct ProjectedField {
     field: Field,
     /// The name as a JSON string, with a colon.
-    written: Box<str>,
+    encoded_name: Box<str>,
 }
 
 impl Projection {
@@ -23,8 +23,8 @@ impl Projection {
         let fields = fields.map(|fields| {
             let mut known = HashSet::new();
             let named = |field: &Field| {
-                let written = serde_json::Value::from(field.name()).to_string() + ":";
-                ProjectedField { field: field.clone(), written: written.into() }
+                let encoded_name = serde_json::Value::from(field.name()).to_string() + ":";
+                ProjectedField { field: field.clone(), encoded_name: encoded_name.into() }
             };
             fields.iter().filter(|field| known.insert(*field)).map(named).collect()
         });
@@ -32,7 +32,7 @@ impl Projection {
     }
 
     /// Returns whether a field is in the result.
-    pub(crate) fn shows(&self, name: &str) -> bool {
+    pub(crate) fn includes(&self, name: &str) -> bool {
         self.fields.as_ref().is_none_or(|fields| fields.iter().any(|named| named.field.name() == name))
     }
 
@@ -41,7 +41,8 @@ impl Projection {
         match &self.fields {
             None => text.extend(row.text().as_bytes()),
             Some(fields) => {
-                let present = fields.iter().filter_map(|named| Some((&*named.written, row.text_of(&named.field)?)));
+                let present =
+                    fields.iter().filter_map(|named| Some((&*named.encoded_name, row.text_of(&named.field)?)));
                 write(present, text);
             }
         }
@@ -50,7 +51,7 @@ impl Projection {
     /// Appends all fields of the projection, with null for absent ones.
     pub(crate) fn write_all(&self, row: &Row, text: &mut Vec<u8>) {
         let fields = self.fields.iter().flatten();
-        write(fields.map(|named| (&*named.written, row.text_of(&named.field).unwrap_or("null"))), text);
+        write(fields.map(|named| (&*named.encoded_name, row.text_of(&named.field).unwrap_or("null"))), text);
     }
 
     /// Returns whether two rows have equal projections.
@@ -79,7 +80,7 @@ fn write<'a>(members: impl Iterator<Item = (&'a str, &'a str)>, text: &mut Vec<u
     text.push(b'}');
 }
 
-/// Returns whether two compact texts are equal JSON, ignoring the order of members.
+/// Returns whether two JSON texts without whitespace are equal, ignoring the order of members.
 pub(crate) fn is_same(one: &str, two: &str) -> bool {
     let sum = |text: &str| text.bytes().map(u64::from).sum::<u64>();
     let tree = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();

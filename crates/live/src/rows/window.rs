@@ -1,8 +1,8 @@
 //! Changes of a window over the matching rows.
 //!
-//! Rows are added, removed and moved anywhere among the matches, and rows at the edges of the window enter or leave it because of
-//! changes before them. All of this follows from ranks: the old rank of a row is its new rank, minus the rows added before it, plus
-//! the rows removed before it. So the cost depends on the number of changed rows, not on the size of the window or of the matches.
+//! Rows are inserted, removed and moved anywhere among the matches. Other rows enter or leave the window because of changes before
+//! them. Both are computed from ranks: the old rank of a row is its new rank, minus the rows inserted before it, plus the rows removed
+//! before it. So the cost depends on the number of changed rows, not on the size of the window or of the matches.
 
 use tidewire_store::Row;
 
@@ -20,16 +20,16 @@ pub(crate) struct Window {
 
 /// The changes of the matches. Each list is sorted.
 #[derive(Debug, Default)]
-pub(crate) struct Moves {
+pub(crate) struct MatchChanges {
     /// Entries that were removed.
     pub(crate) removed: Vec<RowEntry>,
     /// Entries that were inserted.
     pub(crate) inserted: Vec<RowEntry>,
-    /// Old entries whose row was replaced in the same position.
+    /// Old entries of rows that were replaced in the same position.
     pub(crate) updated: Vec<RowEntry>,
 }
 
-/// The change of a result. Each list is sorted by index.
+/// The change of a window. Each list is sorted by index.
 #[derive(Debug, Default)]
 pub(crate) struct Edit {
     /// Removed rows, with their indexes in the old result.
@@ -46,26 +46,29 @@ impl Window {
     }
 
     /// Returns the change of the result for these changes of the matches.
-    pub(crate) fn edit(self, matches: &Matches, moves: &Moves, sort: &Sort) -> Edit {
+    pub(crate) fn edit(self, matches: &Matches, match_changes: &MatchChanges, sort: &Sort) -> Edit {
         let Self { start, end } = self;
         let mut edit = Edit::default();
-        // The old rank: the new rank, minus the rows inserted before it, plus the rows removed before it.
         let old_rank = |entry: &RowEntry, rank: usize| {
-            (rank + before(&moves.removed, entry, sort)).saturating_sub(before(&moves.inserted, entry, sort))
+            (rank + before(&match_changes.removed, entry, sort)).saturating_sub(before(
+                &match_changes.inserted,
+                entry,
+                sort,
+            ))
         };
-        for entry in &moves.removed {
+        for entry in &match_changes.removed {
             let rank = old_rank(entry, matches.rank(entry, sort));
             if self.contains(rank) {
                 edit.removed.push((rank - start, entry.row.clone()));
             }
         }
-        for entry in &moves.inserted {
+        for entry in &match_changes.inserted {
             let rank = matches.rank(entry, sort);
             if self.contains(rank) {
                 edit.added.push((rank - start, entry.row.clone()));
             }
         }
-        for was in &moves.updated {
+        for was in &match_changes.updated {
             let rank = matches.rank(was, sort);
             if self.contains(rank)
                 && self.contains(old_rank(was, rank))
@@ -74,10 +77,10 @@ impl Window {
                 edit.changed.push((rank - start, was.row.clone(), is.row.clone()));
             }
         }
-        // Rows that have not moved themselves can cross an edge of the window. Their old ranks are in the order of the new ones,
-        // so each walk from an edge ends at the first row that has not crossed it.
-        let has_stayed = |entry: &RowEntry| find(&moves.inserted, entry, sort).is_none();
-        let was = |entry: &RowEntry| find(&moves.updated, entry, sort).unwrap_or(entry).row.clone();
+        // Rows that were not inserted can cross an edge of the window. They have the same order as before, so each walk from an edge
+        // ends at the first row that has not crossed it.
+        let has_stayed = |entry: &RowEntry| find(&match_changes.inserted, entry, sort).is_none();
+        let was = |entry: &RowEntry| find(&match_changes.updated, entry, sort).unwrap_or(entry).row.clone();
         let edge = start.min(matches.len());
         for (rank, entry) in (0..edge).rev().zip(matches.back_from(edge)).filter(|(_, entry)| has_stayed(entry)) {
             match old_rank(entry, rank) {
@@ -113,7 +116,7 @@ impl Window {
     }
 }
 
-/// Returns the number of entries of a sorted list before this one.
+/// Returns the number of entries of a sorted list that are before an entry.
 fn before(list: &[RowEntry], entry: &RowEntry, sort: &Sort) -> usize {
     list.partition_point(|known| sort.compare(known, entry).is_lt())
 }

@@ -1,7 +1,7 @@
 //! Grouped rows, and the aggregates of each group.
 //!
-//! A group shows the group fields of its first row in insertion order, and has the position of that row in the result. So each
-//! group keeps its rows, and the first rows of all groups are kept in order.
+//! In the result, the key of a group is that of its first row in insertion order, and groups are in the order of their first rows. So
+//! the rows of each group are retained, and the groups are indexed by their first rows.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,13 +17,13 @@ use crate::net_change::NetChange;
 use crate::query::ResultTooLarge;
 use crate::rows::{Projection, is_same};
 
-/// Rows in groups.
+/// The groups of an aggregate query.
 #[derive(Debug)]
 pub(crate) struct Groups {
-    /// The fields by which they are grouped.
-    names: Arc<Projection>,
+    /// The fields by which rows are grouped.
+    key_fields: Arc<Projection>,
     by_key: HashMap<IndexKey, Group>,
-    /// The groups, by their first rows.
+    /// The keys of the groups, by the ordinals of their first rows.
     order: BTreeMap<u64, IndexKey>,
     /// The number of rows of all groups.
     rows: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Groups {
 /// The result, to be encoded by another thread.
 #[derive(Debug, Clone)]
 pub(crate) struct GroupsCopy {
-    names: Arc<Projection>,
+    key_fields: Arc<Projection>,
     /// The first row and the aggregate of each group.
     groups: Vec<(Row, Option<Json>)>,
 }
@@ -46,9 +46,10 @@ struct Group {
     tally: Tally,
 }
 
-/// A group as it appears in the result.
+/// The entry of a group in the result.
 #[derive(Debug)]
-struct Shown {
+struct ResultGroup {
+    /// The ordinal of the first row.
     first: u64,
     row: Row,
     value: Option<Json>,
@@ -57,7 +58,7 @@ struct Shown {
 impl Groups {
     pub(crate) fn new(aggregate: &Aggregate) -> Self {
         Self {
-            names: Arc::new(Projection::new(Some(&aggregate.group_by))),
+            key_fields: Arc::new(Projection::new(Some(&aggregate.group_by))),
             by_key: HashMap::new(),
             order: BTreeMap::new(),
             rows: 0,
@@ -71,10 +72,10 @@ impl Groups {
 
     /// Returns the approximate memory of the groups and their entries.
     pub(crate) fn bytes(&self) -> usize {
-        const GROUP: usize = size_of::<Group>() + 3 * size_of::<IndexKey>() + 32;
+        const GROUP_BYTES: usize = size_of::<Group>() + 3 * size_of::<IndexKey>() + 32;
         // An entry is an ordinal and a row, and the nodes of the tree are about two thirds full.
-        const ENTRY: usize = 36;
-        self.by_key.len() * GROUP + self.rows * ENTRY + self.tally_bytes
+        const ENTRY_BYTES: usize = 36;
+        self.by_key.len() * GROUP_BYTES + self.rows * ENTRY_BYTES + self.tally_bytes
     }
 
     pub(crate) fn add(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
@@ -119,15 +120,15 @@ impl Groups {
 
     /// Applies changes. Returns whether the result has changed.
     pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[NetChange<&Row>]) -> bool {
-        let mut before: HashMap<IndexKey, Option<Shown>> = HashMap::new();
+        let mut before: HashMap<IndexKey, Option<ResultGroup>> = HashMap::new();
         for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
             let key = aggregate.group_of(row);
             if let Entry::Vacant(vacant) = before.entry(key) {
-                let shown = self.shown(aggregate, vacant.key());
-                vacant.insert(shown);
+                let group = self.result_group(aggregate, vacant.key());
+                vacant.insert(group);
             }
         }
-        // All removals precede the insertions, so that a row is never in two groups.
+        // All removals come first, so that a row is never in two groups.
         for net in nets {
             if let Some(row) = net.old {
                 self.remove(aggregate, row, net.ordinal);
@@ -140,7 +141,7 @@ impl Groups {
         }
         let mut moved = Vec::new();
         for (key, was) in &before {
-            match (was, self.shown(aggregate, key)) {
+            match (was, self.result_group(aggregate, key)) {
                 (None, None) => {}
                 (Some(was), Some(is)) if was.value == is.value && is_key_same(aggregate, &was.row, &is.row) => {
                     if was.first != is.first {
@@ -163,14 +164,14 @@ impl Groups {
         moved.iter().any(has_passed) || !moved.is_sorted_by_key(|(_, is)| *is)
     }
 
-    fn shown(&self, aggregate: &Aggregate, key: &IndexKey) -> Option<Shown> {
+    fn result_group(&self, aggregate: &Aggregate, key: &IndexKey) -> Option<ResultGroup> {
         let group = self.by_key.get(key)?;
         let (first, row) = group.rows.first_key_value()?;
-        Some(Shown { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
+        Some(ResultGroup { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
     }
 
     /// Returns the groups in order, each with its first row and its aggregate.
-    fn shown_groups(&self, aggregate: &Aggregate) -> impl Iterator<Item = (&Row, Option<Json>)> {
+    fn result_groups(&self, aggregate: &Aggregate) -> impl Iterator<Item = (&Row, Option<Json>)> {
         let function = aggregate.function;
         self.order.values().filter_map(move |key| {
             let group = self.by_key.get(key)?;
@@ -181,30 +182,30 @@ impl Groups {
 
     /// Encodes the result. Fails if it is larger than `max_bytes`.
     pub(crate) fn encode(&self, aggregate: &Aggregate, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
-        encode(&self.names, self.shown_groups(aggregate), max_bytes)
+        encode(&self.key_fields, self.result_groups(aggregate), max_bytes)
     }
 
     pub(crate) fn copy(&self, aggregate: &Aggregate) -> GroupsCopy {
-        let groups = self.shown_groups(aggregate).map(|(row, value)| (row.clone(), value)).collect();
-        GroupsCopy { names: Arc::clone(&self.names), groups }
+        let groups = self.result_groups(aggregate).map(|(row, value)| (row.clone(), value)).collect();
+        GroupsCopy { key_fields: Arc::clone(&self.key_fields), groups }
     }
 }
 
 impl GroupsCopy {
     pub(crate) fn encode(self, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
-        encode(&self.names, self.groups.iter().map(|(row, value)| (row, value.clone())), max_bytes)
+        encode(&self.key_fields, self.groups.iter().map(|(row, value)| (row, value.clone())), max_bytes)
     }
 }
 
 fn encode<'a>(
-    names: &Projection,
+    key_fields: &Projection,
     groups: impl Iterator<Item = (&'a Row, Option<Json>)>,
     max_bytes: usize,
 ) -> Result<Bytes, ResultTooLarge> {
     let mut text = vec![b'['];
     for (index, (row, value)) in groups.enumerate() {
         text.extend(if index > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
-        names.write_all(row, &mut text);
+        key_fields.write_all(row, &mut text);
         text.extend(format!(",\"value\":{}}}", value.unwrap_or_default()).as_bytes());
         // One byte is left for the closing bracket.
         if text.len() >= max_bytes {

@@ -54,7 +54,7 @@ impl Totals {
         Ok(Self { aggregate, state })
     }
 
-    /// Returns the number of retained rows.
+    /// Returns the number of retained rows. Only groups retain rows.
     pub(crate) fn len(&self) -> usize {
         match &self.state {
             AggregateState::Single(_) => 0,

@@ -6,7 +6,7 @@ use serde_json::{Number, Value as Json};
 use tidewire_store::query::{AggregateFunction, Sum};
 use tidewire_store::{Field, Row, Value};
 
-use crate::bits::{number, ordered};
+use crate::bits::{from_ordered_bits, ordered_bits};
 
 /// The state of an aggregate function, to which rows are added and from which they are removed.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Tally {
 
     pub(crate) fn add(&mut self, row: &Row, field: Option<&Field>) {
         match self {
-            Self::Count(rows) => *rows += u64::from(counts(row, field)),
+            Self::Count(rows) => *rows += u64::from(is_counted(row, field)),
             Self::Sum(sum, numbers) => {
                 let Some(number) = number_of(row, field) else { return };
                 sum.add(number);
@@ -38,7 +38,7 @@ impl Tally {
             }
             Self::Numbers(numbers) => {
                 let Some(number) = number_of(row, field) else { return };
-                *numbers.entry(ordered(number)).or_insert(0) += 1;
+                *numbers.entry(ordered_bits(number)).or_insert(0) += 1;
             }
         }
     }
@@ -46,7 +46,7 @@ impl Tally {
     /// Removes a row that was added.
     pub(crate) fn remove(&mut self, row: &Row, field: Option<&Field>) {
         match self {
-            Self::Count(rows) => *rows = rows.saturating_sub(u64::from(counts(row, field))),
+            Self::Count(rows) => *rows = rows.saturating_sub(u64::from(is_counted(row, field))),
             Self::Sum(sum, numbers) => {
                 let Some(number) = number_of(row, field) else { return };
                 sum.subtract(number);
@@ -54,10 +54,10 @@ impl Tally {
             }
             Self::Numbers(numbers) => {
                 let Some(number) = number_of(row, field) else { return };
-                if let Some(count) = numbers.get_mut(&ordered(number)) {
+                if let Some(count) = numbers.get_mut(&ordered_bits(number)) {
                     *count -= 1;
                     if *count == 0 {
-                        numbers.remove(&ordered(number));
+                        numbers.remove(&ordered_bits(number));
                     }
                 }
             }
@@ -75,7 +75,7 @@ impl Tally {
 
     /// Returns the result. The minimum and maximum of no numbers have no value.
     pub(crate) fn result(&self, function: AggregateFunction) -> Option<Json> {
-        #[expect(clippy::cast_precision_loss, reason = "JSON numbers have no more")]
+        #[expect(clippy::cast_precision_loss, reason = "JSON numbers have the precision of f64")]
         match self {
             Self::Count(rows) => Some(Json::from(*rows)),
             Self::Sum(sum, numbers) => Some(json(match function {
@@ -88,14 +88,14 @@ impl Tally {
                     AggregateFunction::Max => numbers.keys().next_back(),
                     _ => numbers.keys().next(),
                 };
-                one.map(|bits| json(number(*bits)))
+                one.map(|bits| json(from_ordered_bits(*bits)))
             }
         }
     }
 }
 
 /// Returns whether a row is counted: if there is a field, it must be present and not null.
-fn counts(row: &Row, field: Option<&Field>) -> bool {
+fn is_counted(row: &Row, field: Option<&Field>) -> bool {
     field.is_none_or(|field| !matches!(row.get(field), None | Some(Value::Null)))
 }
 
@@ -106,7 +106,7 @@ fn number_of(row: &Row, field: Option<&Field>) -> Option<f64> {
     }
 }
 
-/// Converts a number to JSON: integers without a fraction, infinity as null.
+/// Converts a number to JSON: integers without a decimal point, infinity as null.
 fn json(number: f64) -> Json {
     #[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is exact")]
     if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {

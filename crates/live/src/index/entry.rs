@@ -1,82 +1,85 @@
-//! The choice of the condition by which the index finds a query.
+//! The entries of a query in the index, and how they are chosen.
 //!
-//! Of several conditions that must all hold, one suffices: a row that fails it cannot match the query. A disjunction needs one
-//! condition for each alternative. The chosen condition is the one that the fewest other queries share at the time of the
-//! subscription: an equality, otherwise a range that few queries overlap.
+//! A conjunction needs an entry for only one of its conditions: a row that fails this condition cannot match the query. A disjunction
+//! needs an entry for each alternative. Of several usable conditions, the cheapest is chosen: an equality before a range, and an entry
+//! that few other queries share at the time of the subscription.
 
 use std::sync::Arc;
 
 use tidewire_store::query::{Comparison, Scalar, Test};
 use tidewire_store::{Field, Filter, Value};
 
-use crate::bits::{Key, ordered};
+use crate::bits::{ScalarKey, ordered_bits};
 
 /// The bytes of a string, shared by several index entries.
 pub(crate) type Text = Arc<[u8]>;
 
 /// An entry of a query in the index.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Access {
+pub(crate) enum IndexEntry {
     /// The field equals a value.
-    Equal(Field, Key),
-    /// The field is a number in an interval of [`ordered`] bits.
+    Equal(Field, ScalarKey),
+    /// The field is a number in an interval of [`ordered_bits`].
     Numbers(Field, u64, Option<u64>),
     /// The field is a string in an interval.
     Texts(Field, Text, Option<Text>),
 }
 
-/// Chooses the index entries of a query. Returns `None` if no condition is usable, so that every change must be checked.
-pub(crate) fn choose(filter: &Filter, overlap: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
-    alternatives(std::slice::from_ref(filter), overlap).map(|choice| choice.accesses)
+/// Chooses the index entries of a query. `overlap` counts the queries that share an entry. Returns `None` if no condition is usable:
+/// then every change must be checked.
+pub(crate) fn choose(filter: &Filter, overlap: &impl Fn(&IndexEntry) -> usize) -> Option<Vec<IndexEntry>> {
+    alternatives(std::slice::from_ref(filter), overlap).map(|choice| choice.entries)
 }
 
+/// Entries, and the estimated cost of finding the query by them.
 struct Choice {
-    accesses: Vec<Access>,
+    entries: Vec<IndexEntry>,
     cost: usize,
 }
 
 impl Choice {
-    /// No entries, because no row can match.
-    const NONE: Self = Self { accesses: Vec::new(), cost: 0 };
+    /// No entries. A query with this choice is never found, because no row can match it.
+    const EMPTY: Self = Self { entries: Vec::new(), cost: 0 };
 }
 
 /// Chooses entries for a disjunction: each alternative needs one.
-fn alternatives(filters: &[Filter], overlap: &impl Fn(&Access) -> usize) -> Option<Choice> {
-    filters.iter().try_fold(Choice::NONE, |mut all, filter| {
+fn alternatives(filters: &[Filter], overlap: &impl Fn(&IndexEntry) -> usize) -> Option<Choice> {
+    filters.iter().try_fold(Choice::EMPTY, |mut all, filter| {
         let one = match filter {
             Filter::Any(filters) => alternatives(filters, overlap)?,
             Filter::All(_) | Filter::Test(..) => conjunction(filter, overlap)?,
         };
-        all.accesses.extend(one.accesses);
+        all.entries.extend(one.entries);
         all.cost = all.cost.saturating_add(one.cost);
         Some(all)
     })
 }
 
 /// Chooses entries for a conjunction: those of the cheapest condition.
-fn conjunction(filter: &Filter, overlap: &impl Fn(&Access) -> usize) -> Option<Choice> {
+fn conjunction(filter: &Filter, overlap: &impl Fn(&IndexEntry) -> usize) -> Option<Choice> {
     let mut conditions = Vec::new();
     flatten(filter, &mut conditions);
     let mut choices = Vec::new();
-    let mut spans: Vec<(&Field, Span)> = Vec::new();
+    let mut intervals: Vec<(&Field, Interval)> = Vec::new();
     for condition in conditions {
         match condition {
             Filter::Any(filters) => choices.extend(alternatives(filters, overlap)),
-            Filter::Test(field, test) => match (values(test), Span::of(test)) {
+            Filter::Test(field, test) => match (values(test), Interval::of(test)) {
                 (Some(scalars), _) => choices.push(equal(field, scalars, overlap)),
-                (None, Some(span)) => match spans.iter_mut().find(|(known, _)| *known == field) {
-                    Some((_, known)) => *known = std::mem::replace(known, Span::Nothing).and(span),
-                    None => spans.push((field, span)),
+                (None, Some(interval)) => match intervals.iter_mut().find(|(known, _)| *known == field) {
+                    Some((_, known)) => *known = std::mem::replace(known, Interval::Empty).and(interval),
+                    None => intervals.push((field, interval)),
                 },
                 (None, None) => {}
             },
             Filter::All(_) => {}
         }
     }
-    choices.extend(spans.into_iter().map(|(field, span)| span.choice(field, overlap)));
-    choices.into_iter().min_by_key(|choice| (choice.cost, choice.accesses.len()))
+    choices.extend(intervals.into_iter().map(|(field, interval)| interval.choice(field, overlap)));
+    choices.into_iter().min_by_key(|choice| (choice.cost, choice.entries.len()))
 }
 
+/// Collects the conditions of nested conjunctions.
 fn flatten<'a>(filter: &'a Filter, conditions: &mut Vec<&'a Filter>) {
     match filter {
         Filter::All(filters) => filters.iter().for_each(|filter| flatten(filter, conditions)),
@@ -93,32 +96,32 @@ fn values(test: &Test) -> Option<&[Scalar]> {
     }
 }
 
-fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&Access) -> usize) -> Choice {
-    let mut choice = Choice::NONE;
+fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&IndexEntry) -> usize) -> Choice {
+    let mut choice = Choice::EMPTY;
     for value in scalars.iter().filter_map(Scalar::value) {
-        let Some(key) = Key::of(&value) else { continue };
-        let access = Access::Equal(field.clone(), key);
+        let Some(key) = ScalarKey::of(&value) else { continue };
+        let entry = IndexEntry::Equal(field.clone(), key);
         // Many rows share the same boolean or null.
         let base = match value {
             Value::Null => 8,
             Value::Bool(_) => 4,
             _ => 0,
         };
-        choice.cost += base + overlap(&access);
-        choice.accesses.push(access);
+        choice.cost += base + overlap(&entry);
+        choice.entries.push(entry);
     }
     choice
 }
 
 /// The interval of the possible values of a field.
-enum Span {
-    Nothing,
+enum Interval {
+    Empty,
     Numbers(u64, Option<u64>),
     Texts(Text, Option<Text>),
 }
 
-impl Span {
-    /// Base costs, so that equality is preferred, then a bounded interval.
+impl Interval {
+    /// Base costs. Equality has none, so it is preferred, then a bounded interval.
     const BOUNDED: usize = 16;
     const UNBOUNDED: usize = 64;
 
@@ -141,7 +144,7 @@ impl Span {
     fn ordered(comparison: Comparison, scalar: &Scalar) -> Self {
         match scalar.value() {
             Some(Value::Number(number)) => {
-                let bits = ordered(number);
+                let bits = ordered_bits(number);
                 match comparison {
                     Comparison::Greater => Self::Numbers(bits.saturating_add(1), None),
                     Comparison::GreaterOrEqual => Self::Numbers(bits, None),
@@ -160,7 +163,7 @@ impl Span {
                     Comparison::LessOrEqual => Self::Texts(Text::default(), Some(next)),
                 }
             }
-            _ => Self::Nothing,
+            _ => Self::Empty,
         }
     }
 
@@ -177,27 +180,29 @@ impl Span {
         match (self, other) {
             (Self::Numbers(from, until), Self::Numbers(other_from, other_until)) => {
                 both((from, until), (other_from, other_until))
-                    .map_or(Self::Nothing, |(from, until)| Self::Numbers(from, until))
+                    .map_or(Self::Empty, |(from, until)| Self::Numbers(from, until))
             }
             (Self::Texts(from, until), Self::Texts(other_from, other_until)) => {
                 both((from, until), (other_from, other_until))
-                    .map_or(Self::Nothing, |(from, until)| Self::Texts(from, until))
+                    .map_or(Self::Empty, |(from, until)| Self::Texts(from, until))
             }
-            _ => Self::Nothing,
+            _ => Self::Empty,
         }
     }
 
-    fn choice(self, field: &Field, overlap: &impl Fn(&Access) -> usize) -> Choice {
-        let (access, is_bounded) = match self {
-            Self::Nothing => return Choice::NONE,
-            Self::Numbers(from, until) => (Access::Numbers(field.clone(), from, until), from > 0 && until.is_some()),
+    fn choice(self, field: &Field, overlap: &impl Fn(&IndexEntry) -> usize) -> Choice {
+        let (entry, is_bounded) = match self {
+            Self::Empty => return Choice::EMPTY,
+            Self::Numbers(from, until) => {
+                (IndexEntry::Numbers(field.clone(), from, until), from > 0 && until.is_some())
+            }
             Self::Texts(from, until) => {
                 let is_bounded = !from.is_empty() && until.is_some();
-                (Access::Texts(field.clone(), from, until), is_bounded)
+                (IndexEntry::Texts(field.clone(), from, until), is_bounded)
             }
         };
         let base = if is_bounded { Self::BOUNDED } else { Self::UNBOUNDED };
-        Choice { cost: base + overlap(&access), accesses: vec![access] }
+        Choice { cost: base + overlap(&entry), entries: vec![entry] }
     }
 }
 
@@ -214,21 +219,21 @@ mod tests {
 
     use super::*;
 
-    fn chosen(filter: &Json, overlap: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
+    fn chosen(filter: &Json, overlap: &impl Fn(&IndexEntry) -> usize) -> Option<Vec<IndexEntry>> {
         choose(&Filter::parse(filter).unwrap(), overlap)
     }
 
-    fn number(name: &str, number: f64) -> Access {
-        Access::Equal(Field::new(name), Key::of(&Value::Number(number)).unwrap())
+    fn number(name: &str, number: f64) -> IndexEntry {
+        IndexEntry::Equal(Field::new(name), ScalarKey::of(&Value::Number(number)).unwrap())
     }
 
     #[test]
     fn most_selective_condition_is_chosen() {
         let between = |name: &str, from: f64, until: f64| {
-            vec![Access::Numbers(Field::new(name), ordered(from), Some(ordered(until) + 1))]
+            vec![IndexEntry::Numbers(Field::new(name), ordered_bits(from), Some(ordered_bits(until) + 1))]
         };
         let text = |from: &str, until: Option<&str>| {
-            vec![Access::Texts(Field::new("s"), from.as_bytes().into(), until.map(|until| until.as_bytes().into()))]
+            vec![IndexEntry::Texts(Field::new("s"), from.as_bytes().into(), until.map(|until| until.as_bytes().into()))]
         };
         for (filter, expected) in [
             (json!({}), None),
@@ -257,10 +262,10 @@ mod tests {
 
     #[test]
     fn shared_values_are_avoided() {
-        let overlap = |access: &Access| if *access == number("kind", 1.0) { 1000 } else { 0 };
+        let overlap = |entry: &IndexEntry| if *entry == number("kind", 1.0) { 1000 } else { 0 };
         let filter = json!({"kind": 1, "room": 7});
         assert_eq!(chosen(&filter, &overlap), Some(vec![number("room", 7.0)]));
         let filter = json!({"kind": 1, "at": {"$between": [1, 2]}});
-        assert!(matches!(&chosen(&filter, &overlap).unwrap()[..], [Access::Numbers(..)]));
+        assert!(matches!(&chosen(&filter, &overlap).unwrap()[..], [IndexEntry::Numbers(..)]));
     }
 }
