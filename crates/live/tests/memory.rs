@@ -8,41 +8,41 @@ use serde_json::{Value as Json, json};
 use tidewire_live::Matcher;
 use tidewire_store::{Draft, Position, Query, State};
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     /// Bytes allocated minus bytes freed by this thread.
     static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-fn count(bytes: usize, sign: isize) {
+fn add_bytes(bytes: usize, sign: isize) {
     BYTES.set(BYTES.get() + sign * isize::try_from(bytes).unwrap_or(0));
 }
 
 // SAFETY: every method forwards its arguments to `System` unchanged and returns its result. Counting uses a thread-local cell
 // without lazy initialization or destructor, so it neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size(), 1);
+        add_bytes(layout.size(), 1);
         // SAFETY: the caller upholds the contract of `System`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(layout.size(), -1);
+        add_bytes(layout.size(), -1);
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Returns the bytes that `work` allocates, divided by `many`.
-fn bytes_each(many: usize, work: impl FnOnce()) -> isize {
+/// Returns the bytes that `work` allocates and does not free, divided by `count`.
+fn bytes_each(count: usize, work: impl FnOnce()) -> isize {
     let before = BYTES.get();
     work();
-    (BYTES.get() - before) / isize::try_from(many).unwrap()
+    (BYTES.get() - before) / isize::try_from(count).unwrap()
 }
 
 fn state(rows: usize) -> State {
@@ -100,7 +100,7 @@ fn removed_queries_free_their_memory() {
             assert!(live.unsubscribe(subscriber));
         }
     };
-    // The first round leaves grown tables behind.
+    // The first round grows tables that are not shrunk.
     round();
     assert_eq!(bytes_each(1, &mut round), 0);
 }
@@ -124,7 +124,7 @@ fn memory_of_queries() {
         ("unindexed, no row", |n| json!({"filter": {"s": {"$contains": format!("x{n}")}}})),
         ("count", |n| json!({"filter": {"id": n + 5000}, "aggregate": {"function": "count"}})),
     ];
-    for (what, kind) in kinds {
+    for (name, kind) in kinds {
         let queries: Vec<Query> = (0..MANY).map(|n| query(&kind(n))).collect();
         let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let each = bytes_each(MANY, || {
@@ -132,12 +132,12 @@ fn memory_of_queries() {
                 live.subscribe(subscriber, query, bucket, 1).unwrap();
             }
         });
-        println!("{what}: {each} bytes a query");
+        println!("{name}: {each} bytes a query");
     }
     let large = self::state(200_000);
-    for (what, json) in [("unsorted", json!({})), ("sorted", json!({"sort": {"n": "asc"}, "limit": 10}))] {
+    for (name, json) in [("unsorted", json!({})), ("sorted", json!({"sort": {"n": "asc"}, "limit": 10}))] {
         let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let each = bytes_each(200_000, || _ = live.subscribe(1, &query(&json), large.bucket("b").unwrap(), 1).unwrap());
-        println!("{what}: {each} bytes a row");
+        println!("{name}: {each} bytes a row");
     }
 }

@@ -1,6 +1,6 @@
 //! Evaluations and encodings by background threads.
 //!
-//! A gate holds the evaluating threads whenever they read the clock, which they do after they have taken their snapshot.
+//! A gate blocks the evaluating threads when they read the clock, which they do after they have taken their snapshot.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -16,7 +16,7 @@ use tidewire_live::{
 use tidewire_store::{Clock, Query, Store, StoreOptions};
 
 const EVALUATOR: &str = "live-evaluate";
-/// Enough records that evaluating a query takes the live thread too long.
+/// Number of records. With these, the evaluation of a costly query exceeds the limit of the live thread.
 const ROWS: u64 = 4000;
 
 fn run(test: impl Future<Output = ()>) {
@@ -27,7 +27,7 @@ fn is_evaluator() -> bool {
     std::thread::current().name().is_some_and(|name| name.starts_with(EVALUATOR))
 }
 
-/// Blocks evaluating threads while it is shut.
+/// Blocks evaluating threads while it is closed.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -37,7 +37,7 @@ struct Gate {
 
 #[derive(Default)]
 struct GateState {
-    is_shut: bool,
+    is_closed: bool,
     passes: u64,
 }
 
@@ -55,14 +55,14 @@ impl Gate {
 
     fn wait(&self) {
         let state = self.state.lock().unwrap();
-        let is_held = |state: &mut GateState| state.is_shut && state.passes == 0;
+        let is_held = |state: &mut GateState| state.is_closed && state.passes == 0;
         // A failed test does not open the gate, so the wait is limited.
         let (mut state, _) = self.changed.wait_timeout_while(state, Duration::from_mins(1), is_held).unwrap();
         state.passes = state.passes.saturating_sub(1);
     }
 
-    fn set(&self, is_shut: bool) {
-        self.state.lock().unwrap().is_shut = is_shut;
+    fn set(&self, is_closed: bool) {
+        self.state.lock().unwrap().is_closed = is_closed;
         self.changed.notify_all();
     }
 
@@ -72,7 +72,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits until this number of evaluations have taken their snapshots.
+    /// Waits until `count` evaluations have taken their snapshots.
     async fn arrived(&self, count: u64) {
         while self.arrivals.load(SeqCst) < count {
             tokio::task::yield_now().await;
@@ -109,12 +109,12 @@ fn costly() -> Query {
     query(&json!({"filter": {"text": {"$contains": "lazy dog"}}, "sort": {"id": "desc"}, "limit": 3, "fields": ["id"]}))
 }
 
-fn poll<T>(future: Pin<&mut impl Future<Output = T>>) {
+fn poll_pending<T>(future: Pin<&mut impl Future<Output = T>>) {
     assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
-fn records(whole: &QueryResult) -> Vec<Json> {
-    match whole {
+fn records(snapshot: &QueryResult) -> Vec<Json> {
+    match snapshot {
         QueryResult::Json(json) => serde_json::from_slice(json).unwrap(),
         other => panic!("{other:?}"),
     }
@@ -122,20 +122,20 @@ fn records(whole: &QueryResult) -> Vec<Json> {
 
 fn first(subscription: &Subscription) -> Vec<Json> {
     match subscription.first() {
-        First::Snapshot(whole) => records(whole),
+        First::Snapshot(snapshot) => records(snapshot),
         other => panic!("{other:?}"),
     }
 }
 
 fn apply(result: &mut Vec<Json>, event: Event) {
     match event {
-        Event::Snapshot { result: whole, .. } => *result = records(&whole),
+        Event::Snapshot { result: snapshot, .. } => *result = records(&snapshot),
         Event::Delta { delta, .. } => delta.apply(result),
         other => panic!("{other:?}"),
     }
 }
 
-fn answer(store: &Store, query: &Query) -> Vec<Json> {
+fn fresh_result(store: &Store, query: &Query) -> Vec<Json> {
     store.query(query).unwrap().into_records()
 }
 
@@ -152,14 +152,14 @@ fn commits_and_other_queries_continue_during_an_evaluation() {
         let mut other = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         gate.set(true);
         let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
-        poll(subscribing.as_mut());
+        poll_pending(subscribing.as_mut());
         gate.arrived(1).await;
         for id in 0..100 {
             store.insert("c", json!({"id": id})).await.unwrap();
             assert!(matches!(other.next().await, Ok(Event::Delta { .. })));
             store.insert("b", record(ROWS + id)).await.unwrap();
         }
-        poll(subscribing.as_mut());
+        poll_pending(subscribing.as_mut());
         gate.set(false);
         // The commits since the snapshot of the evaluation are in the first result, and are not delivered again.
         let mut subscription = subscribing.await.unwrap();
@@ -193,12 +193,12 @@ fn equal_pending_queries_are_evaluated_once_and_see_earlier_writes() {
         let live = Live::new(store.clone());
         gate.set(true);
         let mut one = pin!(live.subscribe(costly(), Mode::Delta));
-        poll(one.as_mut());
+        poll_pending(one.as_mut());
         gate.arrived(1).await;
         // The subscriber joins an evaluation whose snapshot does not have this write.
         store.insert("b", record(ROWS)).await.unwrap();
         let mut two = pin!(live.subscribe(costly(), Mode::Snapshot));
-        poll(two.as_mut());
+        poll_pending(two.as_mut());
         gate.set(false);
         for subscription in [one.await.unwrap(), two.await.unwrap()] {
             assert_eq!(first(&subscription), ids(&[ROWS, ROWS - 1, ROWS - 2]));
@@ -216,7 +216,7 @@ fn dropping_the_subscribe_future_cancels_the_evaluation() {
         gate.set(true);
         {
             let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
-            poll(subscribing.as_mut());
+            poll_pending(subscribing.as_mut());
             gate.arrived(1).await;
             assert_eq!(live.stats().subscriptions, 1);
         }
@@ -239,7 +239,7 @@ fn evaluation_is_retried_when_the_history_is_too_short_and_finally_fails() {
         let live = Live::new(store.clone());
         gate.set(true);
         let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
-        poll(subscribing.as_mut());
+        poll_pending(subscribing.as_mut());
         for attempt in 1..=3 {
             gate.arrived(attempt).await;
             store.insert("b", record(ROWS + attempt)).await.unwrap();
@@ -249,7 +249,7 @@ fn evaluation_is_retried_when_the_history_is_too_short_and_finally_fails() {
         assert_eq!((live.stats().evaluations, live.stats().reevaluations, live.stats().subscriptions), (3, 2, 0));
         // With fewer commits it succeeds.
         let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
-        poll(subscribing.as_mut());
+        poll_pending(subscribing.as_mut());
         gate.arrived(4).await;
         store.insert("b", record(ROWS + 4)).await.unwrap();
         gate.pass();
@@ -268,7 +268,7 @@ fn bucket_dropped_during_evaluation_fails_and_a_new_one_is_evaluated() {
             let live = Live::new(store.clone());
             gate.set(true);
             let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
-            poll(subscribing.as_mut());
+            poll_pending(subscribing.as_mut());
             gate.arrived(1).await;
             store.drop_bucket("b").await.unwrap();
             if is_defined_again {
@@ -299,7 +299,7 @@ fn undefining_a_named_query_during_evaluation_ends_the_subscription() {
         let live = Live::new(store.clone());
         gate.set(true);
         let mut subscribing = pin!(live.subscribe_named("costly", Map::new(), None, Mode::Delta));
-        poll(subscribing.as_mut());
+        poll_pending(subscribing.as_mut());
         gate.arrived(1).await;
         store.undefine_query("costly").await.unwrap();
         assert_eq!(subscribing.await.unwrap_err(), LiveError::Ended(SubscriptionEnd::QueryUndefined));
@@ -316,7 +316,7 @@ fn subscribing_fails_when_the_store_closes() {
         let live = Live::new(store.clone());
         gate.set(true);
         let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
-        poll(subscribing.as_mut());
+        poll_pending(subscribing.as_mut());
         gate.arrived(1).await;
         store.close().unwrap();
         assert_eq!(subscribing.await.unwrap_err(), LiveError::Closed);
@@ -346,17 +346,17 @@ fn dropping_live_during_an_evaluation_ends_subscriptions() {
 #[test]
 fn panic_in_an_evaluation_fails_one_subscription() {
     run(async {
-        let panics = Arc::new(AtomicBool::new(true));
-        let is_panic = Arc::clone(&panics);
+        let must_panic = Arc::new(AtomicBool::new(true));
+        let clock_panics = Arc::clone(&must_panic);
         let clock = Clock::new(move || {
-            assert!(!is_evaluator() || !is_panic.load(SeqCst), "as planned");
+            assert!(!is_evaluator() || !clock_panics.load(SeqCst), "injected panic");
             1000
         });
         let store = store(StoreOptions::default().clock(clock)).await;
         let live = Live::new(store.clone());
         let _other = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         assert_eq!(live.subscribe(costly(), Mode::Delta).await.unwrap_err(), LiveError::Panicked);
-        panics.store(false, SeqCst);
+        must_panic.store(false, SeqCst);
         assert!(live.subscribe(costly(), Mode::Delta).await.is_ok());
     });
 }
@@ -387,7 +387,7 @@ fn restart_delivers_snapshots_before_other_events() {
         store.insert("b", record(ROWS)).await.unwrap();
         gate.arrived(2).await;
         assert!(costly.try_next().unwrap().is_none());
-        // A cheap query gets its result at once, and requests are handled.
+        // A cheap query gets its result immediately, and requests are handled.
         assert!(matches!(other.next().await, Ok(Event::Snapshot { .. })));
         let another = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         assert_eq!(live.stats().subscriptions, 3);
@@ -414,7 +414,7 @@ fn too_large_result_is_rejected_and_growth_ends_the_subscription() {
             }
         }
         assert_eq!((live.stats().queries, live.stats().subscriptions), (0, 0));
-        let mut whole = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
+        let mut snapshot = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         let mut delta = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         let mut slow = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         slow.pause();
@@ -424,7 +424,7 @@ fn too_large_result_is_rejected_and_growth_ends_the_subscription() {
             assert!(matches!(delta.next().await, Ok(Event::Delta { .. })));
         }
         slow.refresh();
-        for subscription in [&mut whole, &mut slow] {
+        for subscription in [&mut snapshot, &mut slow] {
             let end = loop {
                 match subscription.next().await {
                     Ok(Event::Snapshot { result: QueryResult::Json(json), .. }) => assert!(json.len() <= 100_000),
@@ -444,12 +444,12 @@ fn too_large_result_is_rejected_and_growth_ends_the_subscription() {
 fn large_snapshots_are_in_order_and_deltas_follow_without_a_gap() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        // Sometimes fewer than the commits during an encoding.
+        // There can be more commits than this during an encoding.
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(8));
         let all = query(&json!({"limit": 3000, "sort": {"n": "asc"}}));
-        let mut whole = live.subscribe(all.clone(), Mode::Snapshot).await.unwrap();
+        let mut snapshot = live.subscribe(all.clone(), Mode::Snapshot).await.unwrap();
         let mut delta = live.subscribe(all.clone(), Mode::Delta).await.unwrap();
-        let (mut whole_result, mut delta_result) = (first(&whole), first(&delta));
+        let (mut snapshot_result, mut delta_result) = (first(&snapshot), first(&delta));
         let writer = std::thread::spawn({
             let store = store.clone();
             move || {
@@ -460,13 +460,13 @@ fn large_snapshots_are_in_order_and_deltas_follow_without_a_gap() {
                 }
             }
         });
-        let mut last = whole.mark().position().sequence;
+        let mut last = snapshot.mark().position().sequence;
         while !writer.is_finished() {
-            while let Some(event) = whole.try_next().unwrap() {
+            while let Some(event) = snapshot.try_next().unwrap() {
                 let Event::Snapshot { mark, .. } = &event else { panic!("{event:?}") };
                 assert!(mark.position().sequence > last);
                 last = mark.position().sequence;
-                apply(&mut whole_result, event);
+                apply(&mut snapshot_result, event);
             }
             if fastrand::u8(..4) == 0 {
                 delta.pause();
@@ -486,15 +486,15 @@ fn large_snapshots_are_in_order_and_deltas_follow_without_a_gap() {
         writer.join().unwrap();
         for _ in 0..3 {
             live.settled().await.unwrap();
-            while let Some(event) = whole.try_next().unwrap() {
-                apply(&mut whole_result, event);
+            while let Some(event) = snapshot.try_next().unwrap() {
+                apply(&mut snapshot_result, event);
             }
             while let Some(event) = delta.try_next().unwrap() {
                 apply(&mut delta_result, event);
             }
         }
-        let expected = answer(&store, &all);
-        assert!(whole_result == expected && delta_result == expected);
+        let expected = fresh_result(&store, &all);
+        assert!(snapshot_result == expected && delta_result == expected);
     });
 }
 
@@ -567,22 +567,22 @@ fn retained_memory_is_limited_per_owner_and_in_total() {
         let all = |limit: u64| query(&json!({"limit": limit, "fields": ["id"]}));
         let owned = |owner: u64| SubscribeOptions::from(Mode::Delta).owner(owner);
         // Each query retains about 160 kB.
-        let mut held = Vec::new();
+        let mut subscriptions = Vec::new();
         for limit in 1..=2 {
-            held.push(live.subscribe(all(limit), owned(1)).await.unwrap());
+            subscriptions.push(live.subscribe(all(limit), owned(1)).await.unwrap());
         }
-        let kept = live.stats().kept_bytes;
-        assert!((300_000..400_000).contains(&kept), "{kept}");
-        let refused = live.subscribe(all(3), owned(1)).await.unwrap_err();
-        assert_eq!(refused, LiveError::TooLarge { limit: MemoryLimit::Owner, max: 400_000 });
+        let kept_bytes = live.stats().kept_bytes;
+        assert!((300_000..400_000).contains(&kept_bytes), "{kept_bytes}");
+        let rejected = live.subscribe(all(3), owned(1)).await.unwrap_err();
+        assert_eq!(rejected, LiveError::TooLarge { limit: MemoryLimit::Owner, max: 400_000 });
         // A second subscriber of a live query adds nothing to the total, but counts for its owner.
-        held.push(live.subscribe(all(1), owned(2)).await.unwrap());
-        held.push(live.subscribe(all(3), owned(2)).await.unwrap());
+        subscriptions.push(live.subscribe(all(1), owned(2)).await.unwrap());
+        subscriptions.push(live.subscribe(all(3), owned(2)).await.unwrap());
         assert!(live.subscribe(all(4), owned(2)).await.is_err());
-        held.push(live.subscribe(all(4), owned(3)).await.unwrap());
-        let refused = live.subscribe(all(5), owned(3)).await.unwrap_err();
-        assert_eq!(refused, LiveError::TooLarge { limit: MemoryLimit::Total, max: 700_000 });
-        drop(held);
+        subscriptions.push(live.subscribe(all(4), owned(3)).await.unwrap());
+        let rejected = live.subscribe(all(5), owned(3)).await.unwrap_err();
+        assert_eq!(rejected, LiveError::TooLarge { limit: MemoryLimit::Total, max: 700_000 });
+        drop(subscriptions);
         live.settled().await.unwrap();
         assert_eq!(live.stats().kept_bytes, 0);
         // A query that grows beyond the limit ends.

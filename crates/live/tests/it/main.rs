@@ -1,13 +1,13 @@
 //! Tests of live queries through the public API.
 
 mod background;
-mod driver;
-mod ends;
+mod client;
 mod equivalence;
 mod example;
-mod follower;
+mod matcher;
 mod pause;
 mod regressions;
-mod sameness;
 mod speed;
-mod world;
+mod strategies;
+mod subscriptions;
+mod unchanged_results;

@@ -24,25 +24,25 @@ async fn insert(store: &Store, id: u64) {
     store.insert("b", json!({"id": id, "n": id % 10})).await.unwrap();
 }
 
-fn records(whole: &QueryResult) -> Vec<Json> {
-    match whole {
+fn records(snapshot: &QueryResult) -> Vec<Json> {
+    match snapshot {
         QueryResult::Json(json) => serde_json::from_slice(json).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
-fn whole(event: Event) -> Vec<Json> {
+fn snapshot(event: Event) -> Vec<Json> {
     match event {
-        Event::Snapshot { result: whole, .. } => records(&whole),
+        Event::Snapshot { result: snapshot, .. } => records(&snapshot),
         other => panic!("{other:?}"),
     }
 }
 
-/// Counts how often it is woken.
+/// A waker that counts its calls.
 #[derive(Default)]
-struct Count(AtomicUsize);
+struct WakeCounter(AtomicUsize);
 
-impl Wake for Count {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, SeqCst);
     }
@@ -64,15 +64,15 @@ fn paused_subscription_resumes_with_a_snapshot() {
             }
             live.settled().await.unwrap();
             assert!(subscription.try_next().unwrap().is_none());
-            assert_eq!((live.stats().events, live.stats().conflated), (1, 1), "nothing was delivered or replaced");
+            assert_eq!((live.stats().events, live.stats().conflated), (1, 1), "no event was delivered or replaced");
 
             subscription.refresh();
-            let result = whole(subscription.next().await.unwrap());
+            let result = snapshot(subscription.next().await.unwrap());
             assert_eq!(result.len(), 100);
             insert(&store, 100).await;
             match (mode, subscription.next().await.unwrap()) {
                 (Mode::Delta, Event::Delta { delta, .. }) => assert_eq!(delta.counts(), (1, 0, 0)),
-                (Mode::Snapshot, event) => assert_eq!(whole(event).len(), 101),
+                (Mode::Snapshot, event) => assert_eq!(snapshot(event).len(), 101),
                 (_, other) => panic!("{other:?}"),
             }
         }
@@ -92,10 +92,10 @@ fn refresh_delivers_a_snapshot_even_without_changes() {
                     subscription.pause();
                 }
                 subscription.refresh();
-                assert_eq!(whole(subscription.next().await.unwrap()).len(), 1);
+                assert_eq!(snapshot(subscription.next().await.unwrap()).len(), 1);
             }
         }
-        assert_eq!(live.stats().conflated, 0, "no event was waiting");
+        assert_eq!(live.stats().conflated, 0, "no event was queued");
     });
 }
 
@@ -118,7 +118,7 @@ fn pause_and_refresh_converge_in_any_order() {
         while let Some(event) = subscription.try_next().unwrap() {
             last = Some(event);
         }
-        let mut result = whole(last.unwrap());
+        let mut result = snapshot(last.unwrap());
         assert_eq!(result.len(), 100);
 
         // The requested snapshot is not delivered during a pause.
@@ -128,7 +128,7 @@ fn pause_and_refresh_converge_in_any_order() {
         assert!(subscription.try_next().unwrap().is_none());
         insert(&store, 1000).await;
         subscription.refresh();
-        result = whole(subscription.next().await.unwrap());
+        result = snapshot(subscription.next().await.unwrap());
         assert_eq!(result.len(), 101);
         live.settled().await.unwrap();
         assert!(subscription.try_next().unwrap().is_none());
@@ -144,7 +144,7 @@ fn paused_subscriber_is_woken_only_by_the_end() {
         let named = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
         let delta = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         let mut both = [named, delta];
-        let count = Arc::new(Count::default());
+        let count = Arc::new(WakeCounter::default());
         let waker = Waker::from(Arc::clone(&count));
         for subscription in &mut both {
             subscription.pause();
@@ -174,8 +174,8 @@ fn paused_subscriber_is_woken_only_by_the_end() {
 enum PauseStep {
     Insert(u64),
     Delete(u64),
-    Settle,
-    Look(usize),
+    WaitSettled,
+    Drain(usize),
     Pause(usize),
     Refresh(usize),
 }
@@ -184,8 +184,8 @@ fn step() -> impl Strategy<Value = PauseStep> {
     prop_oneof![
         4 => (0..20_u64).prop_map(PauseStep::Insert),
         2 => (0..20_u64).prop_map(PauseStep::Delete),
-        2 => Just(PauseStep::Settle),
-        2 => (0..SUBSCRIBERS).prop_map(PauseStep::Look),
+        2 => Just(PauseStep::WaitSettled),
+        2 => (0..SUBSCRIBERS).prop_map(PauseStep::Drain),
         1 => (0..SUBSCRIBERS).prop_map(PauseStep::Pause),
         2 => (0..SUBSCRIBERS).prop_map(PauseStep::Refresh),
     ]
@@ -194,25 +194,25 @@ fn step() -> impl Strategy<Value = PauseStep> {
 const SUBSCRIBERS: usize = 4;
 
 /// A subscriber and the result that it has built from its events.
-struct Seen {
+struct TestSubscriber {
     subscription: Subscription,
     query: Query,
     result: Vec<Json>,
     is_paused: bool,
 }
 
-impl Seen {
+impl TestSubscriber {
     async fn new(live: &Live, query: Query, mode: Mode) -> Self {
         let subscription = live.subscribe(query.clone(), mode).await.unwrap();
         let First::Snapshot(first) = subscription.first() else { panic!("{:?}", subscription.first()) };
         Self { result: records(first), subscription, query, is_paused: false }
     }
 
-    fn look(&mut self) {
+    fn drain(&mut self) {
         while let Some(event) = self.subscription.try_next().unwrap() {
             assert!(!self.is_paused, "{event:?}");
             match event {
-                Event::Snapshot { result: whole, .. } => self.result = records(&whole),
+                Event::Snapshot { result: snapshot, .. } => self.result = records(&snapshot),
                 Event::Delta { delta, .. } => delta.apply(&mut self.result),
                 other => panic!("{other:?}"),
             }
@@ -233,15 +233,15 @@ proptest! {
             let mut all = Vec::with_capacity(SUBSCRIBERS);
             for query in [Query::new("b"), limited] {
                 for mode in [Mode::Delta, Mode::Snapshot] {
-                    all.push(Seen::new(&live, query.clone(), mode).await);
+                    all.push(TestSubscriber::new(&live, query.clone(), mode).await);
                 }
             }
             for step in steps {
                 match step {
                     PauseStep::Insert(id) => _ = store.insert("b", json!({"id": id, "n": id % 7})).await.unwrap(),
                     PauseStep::Delete(id) => _ = store.delete("b", json!(id), None).await.unwrap(),
-                    PauseStep::Settle => _ = live.settled().await.unwrap(),
-                    PauseStep::Look(one) => all[one].look(),
+                    PauseStep::WaitSettled => _ = live.settled().await.unwrap(),
+                    PauseStep::Drain(one) => all[one].drain(),
                     PauseStep::Pause(one) => {
                         all[one].subscription.pause();
                         all[one].is_paused = true;
@@ -252,18 +252,18 @@ proptest! {
                     }
                 }
             }
-            for seen in &mut all {
-                if seen.is_paused {
-                    seen.subscription.refresh();
-                    seen.is_paused = false;
+            for subscriber in &mut all {
+                if subscriber.is_paused {
+                    subscriber.subscription.refresh();
+                    subscriber.is_paused = false;
                 }
                 // A subscriber that fell behind requests a snapshot when it polls.
                 for _ in 0..3 {
                     live.settled().await.unwrap();
-                    seen.look();
+                    subscriber.drain();
                 }
-                let records = store.query(&seen.query).unwrap().into_records();
-                assert_eq!(seen.result, records, "{:?}", seen.query);
+                let records = store.query(&subscriber.query).unwrap().into_records();
+                assert_eq!(subscriber.result, records, "{:?}", subscriber.query);
             }
         });
     }

@@ -1,4 +1,4 @@
-//! The cost of a commit, compared with other queries and with a new query:
+//! The cost of a commit, with unaffected queries, and compared with a new query:
 //! `cargo test --release -p tidewire-live --test it -- --ignored --nocapture --test-threads 1 speed`
 
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn state() -> State {
     draft.finish().0
 }
 
-/// A record of some 270 bytes.
+/// A record of about 270 bytes.
 fn record(id: usize) -> Map<String, Json> {
     let text: Vec<&str> = (0..16).map(|_| WORDS[fastrand::usize(..WORDS.len())]).collect();
     let record = json!({
@@ -28,9 +28,9 @@ fn record(id: usize) -> Map<String, Json> {
     record
 }
 
-fn filled(rows: usize) -> State {
+fn state_with_rows(rows: usize) -> State {
     let mut state = state();
-    // In batches, because a draft keeps its changes.
+    // In batches, because a draft holds its changes in memory.
     for part in (0..rows).collect::<Vec<_>>().chunks(10_000) {
         let mut draft = Draft::new(state, 1);
         draft.insert_many("b", part.iter().map(|id| record(*id))).unwrap();
@@ -39,7 +39,7 @@ fn filled(rows: usize) -> State {
     state
 }
 
-/// Commits of one update each, and the state after them.
+/// Returns commits of one update each, and the state after them.
 fn updates(mut state: State, rows: usize, count: usize, patch: impl Fn() -> Json) -> (State, Vec<Vec<Change>>) {
     let mut commits = Vec::with_capacity(count);
     for now in 2..count + 2 {
@@ -53,7 +53,7 @@ fn updates(mut state: State, rows: usize, count: usize, patch: impl Fn() -> Json
     (state, commits)
 }
 
-/// Subscribes to all of these.
+/// Creates a matcher with these queries.
 fn live(state: &State, queries: impl Iterator<Item = Json>) -> Matcher {
     let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
     for (id, mut query) in (0..).zip(queries) {
@@ -71,7 +71,7 @@ struct Cost {
     evaluations: f64,
 }
 
-#[expect(clippy::cast_precision_loss, reason = "they are printed")]
+#[expect(clippy::cast_precision_loss, reason = "the figures are only printed")]
 fn run(live: &mut Matcher, commits: &[Vec<Change>]) -> Cost {
     let before = live.stats().evaluations;
     let mut updates = 0;
@@ -85,16 +85,16 @@ fn run(live: &mut Matcher, commits: &[Vec<Change>]) -> Cost {
     Cost { time, updates: each(updates), evaluations: each(evaluations) }
 }
 
-fn report(what: &str, queries: usize, cost: &Cost) {
+fn report(name: &str, queries: usize, cost: &Cost) {
     let Cost { time, updates, evaluations } = cost;
-    println!("{what}: {queries} queries: {time:?} a commit, {updates:.2} updates, {evaluations:.1} evaluations");
+    println!("{name}: {queries} queries: {time:?} a commit, {updates:.2} updates, {evaluations:.1} evaluations");
 }
 
 #[test]
 #[ignore = "measures; run in release"]
 fn speed_with_unaffected_queries() {
     const ROWS: usize = 2000;
-    let state = filled(ROWS);
+    let state = state_with_rows(ROWS);
     for queries in [100, 10_000, 100_000] {
         let mut live = live(&state, (0..queries).map(|room| json!({"filter": {"room": format!("room-{room}")}})));
         let (_, commits) = updates(state.clone(), ROWS, 20_000, || json!({"score": fastrand::u32(..1_000_000)}));
@@ -103,13 +103,13 @@ fn speed_with_unaffected_queries() {
     for queries in [100, 1000, 10_000] {
         let width = 1_000_000 / queries;
         let range =
-            |place| json!({"filter": {"score": {"$gte": place * width, "$lt": (place + 1) * width}}, "limit": 10});
+            |index| json!({"filter": {"score": {"$gte": index * width, "$lt": (index + 1) * width}}, "limit": 10});
         let mut live = live(&state, (0..queries).map(range));
         let (_, commits) = updates(state.clone(), ROWS, 20_000, || json!({"score": fastrand::u32(..1_000_000)}));
         report("disjoint ranges", queries, &run(&mut live, &commits));
     }
-    // Nested intervals around one value, so that a row is in some of them.
-    let nested = |place: usize| json!({"filter": {"at": {"$between": [place, 20_000 - place]}}, "aggregate": {"function": "count"}});
+    // Nested intervals around one value, so that each row is in a few of them.
+    let nested = |index: usize| json!({"filter": {"at": {"$between": [index, 20_000 - index]}}, "aggregate": {"function": "count"}});
     let mut nested = live(&state, (0..10_000).map(nested));
     let (_, commits) = updates(state.clone(), 10, 5000, || json!({"score": 1}));
     report("nested ranges, of which a row is in 5", 10_000, &run(&mut nested, &commits));
@@ -122,7 +122,7 @@ type Kind = (&'static str, fn(usize) -> Json);
 #[ignore = "measures; run in release"]
 fn speed_of_unindexed_filters() {
     const ROWS: usize = 1000;
-    let state = filled(ROWS);
+    let state = state_with_rows(ROWS);
     let filters: [Kind; 3] = [
         (
             "$neq or $exists",
@@ -131,11 +131,11 @@ fn speed_of_unindexed_filters() {
         ("$contains", |n| json!({"text": {"$contains": format!("nothing{n}")}})),
         ("$endsWith", |n| json!({"text": {"$endsWith": format!("nothing{n}")}})),
     ];
-    for (what, filter) in filters {
+    for (name, filter) in filters {
         let mut live = live(&state, (0..10_000).map(|n| json!({"filter": filter(n)})));
         let (_, commits) = updates(state.clone(), ROWS, 200, || json!({"score": fastrand::u32(..1_000_000)}));
         let cost = run(&mut live, &commits);
-        report(what, 10_000, &cost);
+        report(name, 10_000, &cost);
         println!("    {:.2} million evaluations a second", cost.evaluations / cost.time.as_secs_f64() / 1e6);
     }
 }
@@ -144,14 +144,14 @@ fn speed_of_unindexed_filters() {
 #[ignore = "measures; run in release"]
 fn speed_of_maintenance_and_of_new_queries() {
     const ROWS: usize = 1_000_000;
-    let state = filled(ROWS);
+    let state = state_with_rows(ROWS);
     let (after, commits) = updates(
         state.clone(),
         ROWS,
         50_000,
         || json!({"score": fastrand::u32(..1_000_000), "price": f64::from(fastrand::u32(..100_000)) / 100.0}),
     );
-    for (what, query) in [
+    for (name, query) in [
         ("top 10", json!({"sort": {"score": "desc"}, "limit": 10})),
         ("10 in the middle", json!({"sort": {"score": "desc"}, "offset": 500_000, "limit": 10})),
         ("all, sorted", json!({"sort": {"title": "asc", "score": "desc"}})),
@@ -168,14 +168,14 @@ fn speed_of_maintenance_and_of_new_queries() {
         let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let start = Instant::now();
         live.subscribe(1, &query, state.bucket("b").unwrap(), 1).unwrap();
-        let first = start.elapsed();
+        let subscribe = start.elapsed();
         let Cost { time, updates, .. } = run(&mut live, &commits);
         let start = Instant::now();
         std::hint::black_box(query.answer(after.bucket("b").unwrap(), 1, &Budget::unlimited()).unwrap());
-        let anew = start.elapsed();
-        let ratio = anew.as_secs_f64() / time.as_secs_f64();
+        let requery = start.elapsed();
+        let ratio = requery.as_secs_f64() / time.as_secs_f64();
         println!(
-            "{what} of {ROWS}: {time:?} a commit ({updates:.3} updates), anew {anew:?}, {ratio:.0} times; first {first:?}"
+            "{name} of {ROWS}: {time:?} a commit ({updates:.3} updates), new query {requery:?}, {ratio:.0} times; subscribe {subscribe:?}"
         );
     }
 }

@@ -1,18 +1,18 @@
 //! Regression tests.
 
-mod anew;
-mod counts;
-mod crowd;
-mod order;
-mod panics;
+mod churn;
+mod counters;
+mod missed_commits;
+mod options;
+mod repeated_results;
 mod resume;
-mod returning;
-mod settings;
+mod subscription_limit;
+mod waker_panics;
 
 use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
 
-fn plain() -> Json {
+fn definition() -> Json {
     json!({"key": "id", "schema": {"id": {"type": "number"}}})
 }
 
@@ -20,7 +20,7 @@ fn plain() -> Json {
 async fn store(options: StoreOptions) -> Store {
     let store = Store::memory(options);
     for name in ["b", "c"] {
-        store.define_bucket(name, plain()).await.unwrap();
+        store.define_bucket(name, definition()).await.unwrap();
     }
     store
 }

@@ -1,4 +1,4 @@
-//! Counters and gauges are up to date when a reply is received.
+//! Counters and gauges.
 
 use serde_json::json;
 use tidewire_live::{Event, Live, LiveOptions, Mode, SubscriptionEnd};

@@ -1,4 +1,4 @@
-//! A result that returns to an earlier value is delivered to subscribers that saw the value in between.
+//! A result that returns to an earlier value is delivered to subscribers that have received another value since.
 
 use serde_json::json;
 use tidewire_live::{Event, Live, Mode, QueryResult, SubscribeOptions};
@@ -6,7 +6,7 @@ use tidewire_store::{Query, StoreOptions};
 
 use super::{run, store};
 
-/// All earlier subscribers use deltas, so the last delivered snapshot is the first result.
+/// The earlier subscribers use mode `Delta`, so the last result that was delivered as a snapshot is the first one.
 #[test]
 fn late_subscriber_gets_a_result_that_returns_to_its_first_value() {
     run(async {

@@ -1,4 +1,4 @@
-//! Extreme options.
+//! Extreme values of options.
 
 use serde_json::json;
 use tidewire_live::{Event, Live, LiveOptions, Mode};

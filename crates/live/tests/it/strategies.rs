@@ -1,4 +1,4 @@
-//! Strategies for buckets, records, queries and commits. There are few distinct values, so that they often match.
+//! Strategies for buckets, records, queries and commits. There are few distinct values, so that records often match.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,14 +18,14 @@ pub(crate) enum CommitStep {
     Sweep,
 }
 
-/// A state and its commits.
-pub(crate) struct World {
+/// The state of a store, without threads.
+pub(crate) struct TestStore {
     pub(crate) state: State,
     pub(crate) now: u64,
     pub(crate) position: Position,
 }
 
-impl World {
+impl TestStore {
     pub(crate) fn new(definition: &Json) -> Self {
         let mut draft = Draft::new(State::new(), 1000);
         draft.define_bucket("b", definition).unwrap();
@@ -35,7 +35,7 @@ impl World {
     /// Applies several steps as one commit.
     pub(crate) fn commit(&mut self, steps: &[CommitStep]) -> Vec<Change> {
         let mut draft = Draft::new(self.state.clone(), self.now);
-        take(&mut draft, steps);
+        apply_steps(&mut draft, steps);
         let (state, changes) = draft.finish();
         self.state = state;
         self.position.sequence += 1;
@@ -44,7 +44,7 @@ impl World {
 }
 
 /// Applies steps to a draft. Rejected steps are skipped.
-pub(crate) fn take(draft: &mut Draft, steps: &[CommitStep]) {
+pub(crate) fn apply_steps(draft: &mut Draft, steps: &[CommitStep]) {
     for step in steps {
         match step.clone() {
             CommitStep::Insert(id, mut record) => {
@@ -70,7 +70,7 @@ pub(crate) fn definition() -> impl Strategy<Value = Json> {
 
 /// Values of a field. Each field has one type, except `c`, which has any.
 fn value(field: &'static str) -> BoxedStrategy<Json> {
-    let whole = || (0..3_u8).prop_map(Json::from);
+    let integer = || (0..3_u8).prop_map(Json::from);
     let number =
         || prop::sample::select(vec![json!(0.1), json!(0.2), json!(0.7), json!(1.0), json!(-0.0), json!(1e300)]);
     let text = || "[ab]{0,2}".prop_map(Json::from);
@@ -79,10 +79,10 @@ fn value(field: &'static str) -> BoxedStrategy<Json> {
     let nothing = || Just(Json::Null);
     match field {
         "id" => (0..ROWS).prop_map(Json::from).boxed(),
-        "a" => prop_oneof![9 => whole(), 1 => nothing()].boxed(),
+        "a" => prop_oneof![9 => integer(), 1 => nothing()].boxed(),
         "b" => prop_oneof![5 => text(), 4 => long(), 1 => nothing()].boxed(),
-        "n" => prop_oneof![4 => whole(), 5 => number(), 1 => nothing()].boxed(),
-        _ => prop_oneof![3 => whole(), 1 => text(), 2 => any::<bool>().prop_map(Json::from), 3 => object(), 2 => nothing()]
+        "n" => prop_oneof![4 => integer(), 5 => number(), 1 => nothing()].boxed(),
+        _ => prop_oneof![3 => integer(), 1 => text(), 2 => any::<bool>().prop_map(Json::from), 3 => object(), 2 => nothing()]
             .boxed(),
     }
 }
@@ -101,12 +101,12 @@ fn record(members: std::ops::Range<usize>) -> impl Strategy<Value = Map<String, 
     })
 }
 
-/// The initial records.
-pub(crate) fn first() -> impl Strategy<Value = Vec<CommitStep>> {
+/// The commit with the initial records.
+pub(crate) fn initial_records() -> impl Strategy<Value = Vec<CommitStep>> {
     vec((0..ROWS, record(2..5)).prop_map(|(id, record)| CommitStep::Insert(id, record)), 0..12)
 }
 
-/// The steps of a commit, and the time before it.
+/// The steps of a commit, and the milliseconds since the last one.
 pub(crate) fn commit() -> impl Strategy<Value = (Vec<CommitStep>, u64)> {
     let step = prop_oneof![
         5 => (0..ROWS, record(0..5)).prop_map(|(id, record)| CommitStep::Insert(id, record)),

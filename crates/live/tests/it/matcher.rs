@@ -1,4 +1,4 @@
-//! The lifetime of queries in the matcher, and what equal queries share.
+//! The matcher: sharing of equal queries, the end of queries, expired records, and limits of its cache.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::{Matcher, QueryResult, ResultChange, SubscribeError};
@@ -51,7 +51,7 @@ fn equal_queries_share_the_encoded_result() {
     assert_eq!(delta.encoded().as_ptr(), delta.clone().encoded().as_ptr());
     let (Some(QueryResult::Json(first)), Some(QueryResult::Json(second))) = (live.result(ids[0]), live.result(ids[1]))
     else {
-        panic!("there is a result")
+        panic!("expected two results")
     };
     assert_eq!(first.as_ptr(), second.as_ptr());
 
@@ -100,7 +100,7 @@ fn queries_end_with_their_bucket() {
     assert!(!live.unsubscribe(2));
 }
 
-/// A record that a query does not return is not visible to subscribers, before and after the sweep.
+/// A record that has expired before the evaluation is not in the result, before and after it is swept.
 #[test]
 fn record_expired_at_evaluation_never_appears() {
     let mut state = state(&["a"]);

@@ -1,4 +1,4 @@
-//! Requests while there are commits that the driver has not applied yet.
+//! The limit of subscriptions, while there are commits that the driver has not applied yet.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,30 +13,30 @@ use super::{run, store};
 
 /// Blocks the driver whenever it reads the clock, which it does to evaluate a query.
 struct Gate {
-    is_shut: Arc<AtomicBool>,
+    is_closed: Arc<AtomicBool>,
     arrived: Receiver<()>,
-    go: Sender<()>,
+    pass: Sender<()>,
 }
 
 impl Gate {
     fn new() -> (Self, StoreOptions) {
-        let is_shut = Arc::new(AtomicBool::new(false));
-        let (arrives, arrived) = channel();
-        let (go, goes) = channel();
-        let (shut, goes) = (Arc::clone(&is_shut), Mutex::new(goes));
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let (arrival, arrived) = channel();
+        let (pass, passes) = channel();
+        let (closed, passes) = (Arc::clone(&is_closed), Mutex::new(passes));
         let options = StoreOptions::default().clock(Clock::new(move || {
-            if shut.load(Relaxed) && std::thread::current().name() == Some("tidewire-live") {
-                arrives.send(()).unwrap();
+            if closed.load(Relaxed) && std::thread::current().name() == Some("tidewire-live") {
+                arrival.send(()).unwrap();
                 // A failed test drops the sender.
-                let _ = goes.lock().unwrap().recv();
+                let _ = passes.lock().unwrap().recv();
             }
             1000
         }));
-        (Self { is_shut, arrived, go }, options)
+        (Self { is_closed, arrived, pass }, options)
     }
 
-    fn shut(&self) {
-        self.is_shut.store(true, Relaxed);
+    fn close(&self) {
+        self.is_closed.store(true, Relaxed);
     }
 
     fn wait(&self) {
@@ -44,11 +44,11 @@ impl Gate {
     }
 
     fn pass(&self) {
-        self.go.send(()).unwrap();
+        self.pass.send(()).unwrap();
     }
 
     fn open(&self) {
-        self.is_shut.store(false, Relaxed);
+        self.is_closed.store(false, Relaxed);
         self.pass();
     }
 }
@@ -61,7 +61,7 @@ fn limited(limit: usize) -> Query {
 }
 
 /// Sends a request without waiting for the reply.
-fn ask<T>(future: Pin<&mut impl Future<Output = T>>) {
+fn poll_pending<T>(future: Pin<&mut impl Future<Output = T>>) {
     assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
@@ -72,13 +72,13 @@ fn ended_subscription_frees_its_slot_immediately() {
         let store = store(options).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(3));
         let _dropped = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
-        gate.shut();
+        gate.close();
         let subscribe = |limit| live.subscribe(limited(limit), Mode::Delta);
         let (mut one, mut two, mut three) = (pin!(subscribe(1)), pin!(subscribe(2)), pin!(subscribe(3)));
-        ask(one.as_mut());
+        poll_pending(one.as_mut());
         gate.wait();
-        ask(two.as_mut());
-        ask(three.as_mut());
+        poll_pending(two.as_mut());
+        poll_pending(three.as_mut());
         gate.pass();
         gate.wait();
         store.drop_bucket("c").await.unwrap();

@@ -6,7 +6,7 @@ use tidewire_store::query::Budget;
 use tidewire_store::{Answer, Query};
 
 /// Returns the current result of a query as a client decodes it.
-pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
+pub(crate) fn current_result(live: &mut Matcher, query: QueryId) -> DecodedResult {
     match live.result(query).unwrap() {
         QueryResult::Json(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
         QueryResult::NoValue => None,
@@ -15,9 +15,10 @@ pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
 }
 
 /// A decoded result: a list of records, a value, or no value.
-pub(crate) type Shown = Option<Json>;
+pub(crate) type DecodedResult = Option<Json>;
 
-pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -> Shown {
+/// Returns the result of a new query.
+pub(crate) fn fresh_result(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -> DecodedResult {
     match query.answer(bucket, now, &Budget::unlimited()).unwrap() {
         Answer::Records(records) => Some(Json::Array(records)),
         Answer::Value(value) => value,
@@ -25,17 +26,22 @@ pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -
 }
 
 /// Returns the result after a change.
-pub(crate) fn followed(result: &Shown, outcome: &ResultChange, live: &mut Matcher, query: QueryId) -> Shown {
-    match outcome {
+pub(crate) fn apply_change(
+    result: &DecodedResult,
+    change: &ResultChange,
+    live: &mut Matcher,
+    query: QueryId,
+) -> DecodedResult {
+    match change {
         ResultChange::Records(delta) => {
             let mut records = result.clone().unwrap().as_array().unwrap().clone();
             let mut from_json = records.clone();
             delta.apply(&mut records);
             apply(delta, &mut from_json);
-            assert_eq!(records, from_json, "the delta and its JSON say the same: {delta:?}");
+            assert_eq!(records, from_json, "the delta and its JSON have the same effect: {delta:?}");
             Some(Json::Array(records))
         }
-        ResultChange::Value => whole(live, query),
+        ResultChange::Value => current_result(live, query),
         other => unreachable!("{other:?}"),
     }
 }
@@ -46,8 +52,8 @@ pub(crate) fn apply(delta: &Delta, result: &mut Vec<Json>) {
     let list = |name: &str| json[name].as_array().unwrap().iter();
     let index = |entry: &Json| usize::try_from(entry["index"].as_u64().unwrap()).unwrap();
     if delta.is_indexed() {
-        let is_told_once = |entry: &Json| list("added").all(|added| added["index"] != entry["index"]);
-        assert!(list("changed").all(is_told_once), "{json}");
+        let is_not_added = |entry: &Json| list("added").all(|added| added["index"] != entry["index"]);
+        assert!(list("changed").all(is_not_added), "{json}");
         for entry in list("removed").rev() {
             let removed = result.remove(index(entry));
             if let Some(key) = removed.get(delta.key()) {
@@ -58,9 +64,9 @@ pub(crate) fn apply(delta: &Delta, result: &mut Vec<Json>) {
         list("changed").for_each(|entry| result[index(entry)] = entry["record"].clone());
         return;
     }
-    let place = |result: &[Json], key: &Json| result.iter().position(|record| record[delta.key()] == *key).unwrap();
+    let index = |result: &[Json], key: &Json| result.iter().position(|record| record[delta.key()] == *key).unwrap();
     for key in list("removed") {
-        result.remove(place(result, key));
+        result.remove(index(result, key));
     }
     match json.get("at") {
         None => list("added").for_each(|record| result.push(record.clone())),
@@ -71,7 +77,7 @@ pub(crate) fn apply(delta: &Delta, result: &mut Vec<Json>) {
         }
     }
     for record in list("changed") {
-        let place = place(result, &record[delta.key()]);
-        result[place] = record.clone();
+        let index = index(result, &record[delta.key()]);
+        result[index] = record.clone();
     }
 }

@@ -15,7 +15,7 @@ struct Panics;
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
-        panic!("as planned");
+        panic!("injected panic");
     }
 }
 
@@ -39,11 +39,11 @@ fn run_within_a_minute(test: impl Future<Output = ()> + Send + 'static) {
     });
     match is_done.recv_timeout(Duration::from_mins(1)) {
         Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => running.join().unwrap(),
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("live queries stand still"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("live queries are blocked"),
     }
 }
 
-/// The pool keeps the message of a handler that panicked, and the live thread waited for its drop.
+/// The pool retains the message of a handler that panicked. The live thread must not wait until it is dropped.
 #[test]
 fn waker_panic_on_a_worker_does_not_stop_the_driver() {
     run_within_a_minute(async {
@@ -58,10 +58,10 @@ fn waker_panic_on_a_worker_does_not_stop_the_driver() {
             panics_when_woken(&mut all[99]);
             store.insert("b", json!({"id": id})).await.unwrap();
             live.settled().await.unwrap();
-            for (place, subscription) in all.iter_mut().enumerate() {
+            for (index, subscription) in all.iter_mut().enumerate() {
                 let event = subscription.try_next().unwrap();
                 // Results with a smaller limit are full and do not change.
-                assert_eq!(matches!(event, Some(Event::Delta { .. })), place as u64 >= id, "subscriber {place}");
+                assert_eq!(matches!(event, Some(Event::Delta { .. })), index as u64 >= id, "subscriber {index}");
             }
         }
     });
@@ -73,27 +73,27 @@ fn waker_panic_on_the_live_thread_does_not_end_live_queries() {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
         let mut delta = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
-        let mut whole = live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap();
+        let mut snapshot = live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap();
         let mut other = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         panics_when_woken(&mut delta);
-        panics_when_woken(&mut whole);
+        panics_when_woken(&mut snapshot);
         store.insert("b", json!({"id": 1})).await.unwrap();
         live.settled().await.unwrap();
-        for subscription in [&mut delta, &mut whole, &mut other] {
+        for subscription in [&mut delta, &mut snapshot, &mut other] {
             assert!(subscription.try_next().unwrap().is_some());
         }
-        // The same for a caller whose waker panics at the reply.
+        // A caller whose waker panics at the reply.
         {
             let waker = Waker::from(Arc::new(Panics));
             let mut asking = pin!(live.settled());
             assert!(asking.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             live.settled().await.unwrap();
         }
-        // The same for the end of all subscriptions.
+        // Wakers that panic at the end of all subscriptions.
         panics_when_woken(&mut delta);
-        panics_when_woken(&mut whole);
+        panics_when_woken(&mut snapshot);
         drop(live);
-        for subscription in [&mut delta, &mut whole, &mut other] {
+        for subscription in [&mut delta, &mut snapshot, &mut other] {
             assert!(subscription.next().await.is_err());
         }
     });

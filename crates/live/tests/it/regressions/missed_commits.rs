@@ -1,12 +1,12 @@
-//! After missed commits, subscriptions end as if the commits had been applied. The history is empty, so every commit is missed.
+//! Subscriptions end as if missed commits had been applied. The history is empty, so the driver misses every commit.
 
 use serde_json::{Map, json};
 use tidewire_live::{Live, Mode, Subscription, SubscriptionEnd};
 use tidewire_store::{Query, Store, StoreOptions};
 
-use super::{plain, run};
+use super::{definition, run};
 
-async fn forgetful() -> Store {
+async fn store_without_history() -> Store {
     super::store(StoreOptions::default().history_bytes(1)).await
 }
 
@@ -24,18 +24,18 @@ async fn end_of(live: &Live, subscription: &mut Subscription) -> Option<Subscrip
 #[test]
 fn redefined_bucket_ends_the_subscription_after_missed_commits() {
     run(async {
-        let store = forgetful().await;
+        let store = store_without_history().await;
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         // Clearing or updating the bucket does not end the subscription.
         store.clear("b").await.unwrap();
         store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
         assert_eq!(end_of(&live, &mut subscription).await, None);
-        let anew = store.write(|draft| {
+        let redefined = store.write(|draft| {
             draft.drop_bucket("b")?;
-            draft.define_bucket("b", &plain())
+            draft.define_bucket("b", &definition())
         });
-        anew.await.unwrap();
+        redefined.await.unwrap();
         assert_eq!(end_of(&live, &mut subscription).await, Some(SubscriptionEnd::BucketDropped));
     });
 }
@@ -43,15 +43,15 @@ fn redefined_bucket_ends_the_subscription_after_missed_commits() {
 #[test]
 fn redefined_named_query_ends_the_subscription_after_missed_commits() {
     run(async {
-        let store = forgetful().await;
+        let store = store_without_history().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
-        let anew = store.write(|draft| {
+        let redefined = store.write(|draft| {
             draft.undefine_query("named")?;
             draft.define_query("named", &json!({"bucket": "b", "filter": {"n": 1}}))
         });
-        anew.await.unwrap();
+        redefined.await.unwrap();
         assert_eq!(end_of(&live, &mut subscription).await, Some(SubscriptionEnd::QueryUndefined));
     });
 }
@@ -59,7 +59,7 @@ fn redefined_named_query_ends_the_subscription_after_missed_commits() {
 #[test]
 fn dropped_bucket_ends_named_query_after_missed_commits() {
     run(async {
-        let store = forgetful().await;
+        let store = store_without_history().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();

@@ -1,4 +1,4 @@
-//! Live queries over a store, with its threads.
+//! Subscriptions to live queries over a store.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::{
@@ -12,13 +12,13 @@ fn query(json: &Json) -> Query {
     Query::parse(&query).unwrap()
 }
 
-fn plain() -> Json {
+fn definition() -> Json {
     json!({"key": "id", "schema": {"id": {"type": "number"}}})
 }
 
 async fn store() -> Store {
     let store = Store::memory(StoreOptions::default());
-    store.define_bucket("b", plain()).await.unwrap();
+    store.define_bucket("b", definition()).await.unwrap();
     store
 }
 
@@ -30,36 +30,36 @@ fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
 }
 
-fn records(whole: &QueryResult) -> Vec<Json> {
-    match whole {
+fn records(snapshot: &QueryResult) -> Vec<Json> {
+    match snapshot {
         QueryResult::Json(json) => serde_json::from_slice(json).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
 /// A subscriber and the result that it has built from its events.
-struct Seen {
+struct TestSubscriber {
     subscription: Subscription,
     result: Vec<Json>,
     events: usize,
-    wholes: usize,
+    snapshots: usize,
 }
 
-impl Seen {
+impl TestSubscriber {
     fn new(subscription: Subscription) -> Self {
         let result = match subscription.first() {
-            First::Snapshot(whole) => records(whole),
+            First::Snapshot(snapshot) => records(snapshot),
             other => panic!("{other:?}"),
         };
-        Self { subscription, result, events: 0, wholes: 0 }
+        Self { subscription, result, events: 0, snapshots: 0 }
     }
 
-    fn take(&mut self, event: Event) {
+    fn apply(&mut self, event: Event) {
         self.events += 1;
         match event {
-            Event::Snapshot { result: whole, .. } => {
-                self.wholes += 1;
-                self.result = records(&whole);
+            Event::Snapshot { result: snapshot, .. } => {
+                self.snapshots += 1;
+                self.result = records(&snapshot);
             }
             Event::Delta { delta, .. } => delta.apply(&mut self.result),
             other => panic!("{other:?}"),
@@ -69,12 +69,12 @@ impl Seen {
     /// Applies all queued events.
     fn drain(&mut self) {
         while let Some(event) = self.subscription.try_next().unwrap() {
-            self.take(event);
+            self.apply(event);
         }
     }
 }
 
-fn answer(store: &Store, query: &Query) -> Vec<Json> {
+fn fresh_result(store: &Store, query: &Query) -> Vec<Json> {
     store.query(query).unwrap().into_records()
 }
 
@@ -85,18 +85,18 @@ fn inserted_changed_and_removed_rows_are_delivered() {
         let live = Live::new(store.clone());
         let high = query(&json!({"filter": {"n": {"$gt": 5}}, "fields": ["id", "n"]}));
         let mut delta = live.subscribe(high.clone(), Mode::Delta).await.unwrap();
-        let mut whole = live.subscribe(high, Mode::Snapshot).await.unwrap();
+        let mut snapshot = live.subscribe(high, Mode::Snapshot).await.unwrap();
         insert(&store, 1, 1).await;
         insert(&store, 2, 6).await;
         store.update("b", json!(2), json!({"n": 7}), None).await.unwrap();
         store.update("b", json!(2), json!({"n": 2}), None).await.unwrap();
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         for _ in 0..3 {
             let Event::Delta { delta, .. } = delta.next().await.unwrap() else { panic!("no delta") };
-            told.push(String::from_utf8(delta.encoded().to_vec()).unwrap());
+            received.push(String::from_utf8(delta.encoded().to_vec()).unwrap());
         }
         assert_eq!(
-            told,
+            received,
             [
                 r#"{"added":[{"id":2,"n":6}],"changed":[],"removed":[]}"#,
                 r#"{"added":[],"changed":[{"id":2,"n":7}],"removed":[]}"#,
@@ -104,20 +104,20 @@ fn inserted_changed_and_removed_rows_are_delivered() {
             ]
         );
         live.settled().await.unwrap();
-        // The result has its earlier value again, so there may be no event.
-        if let Some(event) = whole.try_next().unwrap() {
+        // The result has its first value again, so there may be no event.
+        if let Some(event) = snapshot.try_next().unwrap() {
             let Event::Snapshot { result: last, mark } = event else { panic!("no result") };
             assert_eq!((records(&last), mark.position()), (vec![], store.snapshot().position));
         }
         insert(&store, 4, 9).await;
-        let Event::Snapshot { result: last, mark } = whole.next().await.unwrap() else { panic!("no result") };
+        let Event::Snapshot { result: last, mark } = snapshot.next().await.unwrap() else { panic!("no result") };
         assert_eq!((records(&last), mark.position()), (vec![json!({"id": 4, "n": 9})], store.snapshot().position));
         assert!(matches!(delta.next().await.unwrap(), Event::Delta { .. }));
         assert_eq!(live.stats().queries, 1);
-        // A commit that does not change the result.
+        // This commit does not change the result.
         insert(&store, 3, 1).await;
         live.settled().await.unwrap();
-        assert!(delta.try_next().unwrap().is_none() && whole.try_next().unwrap().is_none());
+        assert!(delta.try_next().unwrap().is_none() && snapshot.try_next().unwrap().is_none());
     });
 }
 
@@ -136,7 +136,7 @@ fn subscribers_converge_under_concurrent_writes() {
         for mode in [Mode::Delta, Mode::Snapshot] {
             for json in &queries {
                 let query = query(json);
-                all.push((query.clone(), Seen::new(live.subscribe(query, mode).await.unwrap())));
+                all.push((query.clone(), TestSubscriber::new(live.subscribe(query, mode).await.unwrap())));
             }
         }
         let writers: Vec<_> = (0..3_u64)
@@ -157,9 +157,9 @@ fn subscribers_converge_under_concurrent_writes() {
             .collect();
         // Some subscribers poll often, others rarely.
         while !writers.iter().all(std::thread::JoinHandle::is_finished) {
-            for (place, (_, seen)) in all.iter_mut().enumerate() {
-                if place % 2 == 0 || fastrand::u8(..) == 0 {
-                    seen.drain();
+            for (index, (_, subscriber)) in all.iter_mut().enumerate() {
+                if index % 2 == 0 || fastrand::u8(..) == 0 {
+                    subscriber.drain();
                 }
             }
             tokio::task::yield_now().await;
@@ -168,15 +168,15 @@ fn subscribers_converge_under_concurrent_writes() {
             writer.join().unwrap();
         }
         live.settled().await.unwrap();
-        for (query, seen) in &mut all {
+        for (query, subscriber) in &mut all {
             // A subscriber that fell behind requests a snapshot when it polls.
             for _ in 0..2 {
-                seen.drain();
+                subscriber.drain();
                 live.settled().await.unwrap();
             }
-            seen.drain();
-            assert_eq!(seen.result, answer(&store, query), "{query:?}");
-            assert!(seen.events > 0);
+            subscriber.drain();
+            assert_eq!(subscriber.result, fresh_result(&store, query), "{query:?}");
+            assert!(subscriber.events > 0);
         }
         assert_eq!(live.stats().commits, store.stats().commits - 1, "all but the definition");
     });
@@ -187,26 +187,26 @@ fn slow_subscriber_has_bounded_backlog_and_does_not_delay_others() {
     run(async {
         let store = store().await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(4));
-        let mut slow = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
-        let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap());
-        let mut quick = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
+        let mut slow = TestSubscriber::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
+        let mut snapshot = TestSubscriber::new(live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap());
+        let mut quick = TestSubscriber::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
         for id in 0..100 {
             insert(&store, id, id).await;
             let event = quick.subscription.next().await.unwrap();
-            quick.take(event);
+            quick.apply(event);
         }
-        assert_eq!((quick.events, quick.wholes), (100, 0));
+        assert_eq!((quick.events, quick.snapshots), (100, 0));
         let event = slow.subscription.next().await.unwrap();
-        slow.take(event);
+        slow.apply(event);
         live.settled().await.unwrap();
-        whole.drain();
+        snapshot.drain();
         slow.drain();
-        assert_eq!((slow.events, slow.wholes, whole.events), (1, 1, 1));
-        for seen in [&slow, &whole, &quick] {
-            assert_eq!(seen.result, answer(&store, &query(&json!({}))));
+        assert_eq!((slow.events, slow.snapshots, snapshot.events), (1, 1, 1));
+        for subscriber in [&slow, &snapshot, &quick] {
+            assert_eq!(subscriber.result, fresh_result(&store, &query(&json!({}))));
         }
         assert!(live.stats().conflated > 0);
-        // Afterwards it gets deltas again.
+        // After the snapshot, the slow subscriber gets deltas again.
         insert(&store, 100, 0).await;
         let event = slow.subscription.next().await.unwrap();
         assert!(matches!(event, Event::Delta { .. }));
@@ -223,10 +223,10 @@ fn subscription_resumes_from_a_mark() {
         let live = Live::new(store.clone());
         for json in [json!({"filter": {"n": {"$gt": 3}}}), json!({"sort": {"n": "desc"}, "offset": 1, "limit": 3})] {
             let query = query(&json);
-            let seen = Seen::new(live.subscribe(query.clone(), Mode::Delta).await.unwrap());
-            let mark = seen.subscription.mark();
-            let mut result = seen.result.clone();
-            drop(seen);
+            let subscriber = TestSubscriber::new(live.subscribe(query.clone(), Mode::Delta).await.unwrap());
+            let mark = subscriber.subscription.mark();
+            let mut result = subscriber.result.clone();
+            drop(subscriber);
             insert(&store, 20, 5).await;
             insert(&store, 21, 0).await;
             store.update("b", json!(9), json!({"n": 1}), None).await.unwrap();
@@ -236,14 +236,14 @@ fn subscription_resumes_from_a_mark() {
             let resumed = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
             delta.apply(&mut result);
-            assert_eq!(result, answer(&store, &query));
+            assert_eq!(result, fresh_result(&store, &query));
             // Resumes without changes. The mark is converted to text and back.
             let mark: tidewire_live::Mark = resumed.mark().to_string().parse().unwrap();
             let again = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             assert!(matches!(again.first(), First::Resumed(None)));
             store.update("b", json!(9), json!({"n": 9}), None).await.unwrap();
         }
-        // With a mark of another query it begins with a snapshot, and so does an aggregate that has changed.
+        // A mark of another query gives a snapshot. So does a mark of an aggregate that has changed since.
         let all = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         let other = live
             .subscribe(query(&json!({"limit": 1})), SubscribeOptions::from(Mode::Delta).since(all.mark()))
@@ -269,7 +269,7 @@ fn subscription_resumes_after_a_restart_within_the_history() {
         let open = || Store::open(dir.path(), StoreOptions::default()).unwrap().0;
         let all = query(&json!({}));
         let store = open();
-        store.define_bucket("b", plain()).await.unwrap();
+        store.define_bucket("b", definition()).await.unwrap();
         insert(&store, 1, 1).await;
         let live = Live::new(store.clone());
         let mark = live.subscribe(all.clone(), Mode::Delta).await.unwrap().mark();
@@ -302,11 +302,11 @@ fn subscription_resumes_after_a_restart_within_the_history() {
 fn driver_restarts_when_it_misses_commits() {
     run(async {
         let store = Store::memory(StoreOptions::default().history_bytes(1));
-        store.define_bucket("b", plain()).await.unwrap();
-        store.define_bucket("c", plain()).await.unwrap();
+        store.define_bucket("b", definition()).await.unwrap();
+        store.define_bucket("c", definition()).await.unwrap();
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let mut delta = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
+        let mut delta = TestSubscriber::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
         let mut named = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
         let mut dropped = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         for id in 0..20 {
@@ -316,7 +316,7 @@ fn driver_restarts_when_it_misses_commits() {
         store.drop_bucket("c").await.unwrap();
         live.settled().await.unwrap();
         delta.drain();
-        assert_eq!((delta.result.len(), delta.wholes, delta.events), (20, 1, 1));
+        assert_eq!((delta.result.len(), delta.snapshots, delta.events), (20, 1, 1));
         for (subscription, end) in
             [(&mut named, SubscriptionEnd::QueryUndefined), (&mut dropped, SubscriptionEnd::BucketDropped)]
         {
@@ -332,7 +332,7 @@ fn driver_restarts_when_it_misses_commits() {
 fn subscriptions_end_with_their_bucket_or_named_query() {
     run(async {
         let store = store().await;
-        store.define_bucket("c", plain()).await.unwrap();
+        store.define_bucket("c", definition()).await.unwrap();
         store.define_query("named", json!({"bucket": "b", "filter": {"n": "{{ params.n }}"}})).await.unwrap();
         let live = Live::new(store.clone());
         let unknown = live.subscribe_named("x", Map::new(), None, Mode::Snapshot).await.unwrap_err();
@@ -357,8 +357,8 @@ fn subscriptions_end_with_their_bucket_or_named_query() {
         store.close().unwrap();
         assert!(matches!(closed.next().await, Ok(Event::Delta { .. })));
         assert_eq!(closed.next().await.unwrap_err(), SubscriptionEnd::Closed);
-        let refused = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
-        assert_eq!(refused, LiveError::Closed);
+        let rejected = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
+        assert_eq!(rejected, LiveError::Closed);
     });
 }
 
@@ -371,16 +371,16 @@ fn permission_filter_is_part_of_the_query() {
         }
         store.define_query("all", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let guard = |n: u64| Filter::parse(&json!({"n": n})).unwrap();
-        let subscription = live.subscribe_named("all", Map::new(), Some(guard(0)), Mode::Delta).await.unwrap();
-        let mut seen = Seen::new(subscription);
-        assert_eq!(seen.result.len(), 2);
+        let visible = |n: u64| Filter::parse(&json!({"n": n})).unwrap();
+        let subscription = live.subscribe_named("all", Map::new(), Some(visible(0)), Mode::Delta).await.unwrap();
+        let mut subscriber = TestSubscriber::new(subscription);
+        assert_eq!(subscriber.result.len(), 2);
         // One row becomes visible, another one hidden.
         store.update("b", json!(1), json!({"n": 0}), None).await.unwrap();
         store.update("b", json!(2), json!({"n": 5}), None).await.unwrap();
         live.settled().await.unwrap();
-        seen.drain();
-        let ids: Vec<&Json> = seen.result.iter().map(|record| &record["id"]).collect();
+        subscriber.drain();
+        let ids: Vec<&Json> = subscriber.result.iter().map(|record| &record["id"]).collect();
         assert_eq!(ids, [0, 1]);
         assert_eq!(live.stats().queries, 1);
     });
@@ -393,8 +393,8 @@ fn subscription_limit_is_enforced_and_freed_on_drop() {
         let live = Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(2));
         let one = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         let _two = live.subscribe(query(&json!({"limit": 1})), Mode::Delta).await.unwrap();
-        let refused = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
-        assert_eq!(refused, LiveError::TooMany { max: 2 });
+        let rejected = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
+        assert_eq!(rejected, LiveError::TooMany { max: 2 });
         drop(one);
         let _three = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         live.settled().await.unwrap();
@@ -411,16 +411,16 @@ fn commit_with_many_changed_queries_is_delivered_in_order() {
         let mut all = Vec::new();
         for limit in 1..=300 {
             let query = query(&json!({"filter": {"n": {"$gte": 0}}, "limit": limit}));
-            all.push((query.clone(), Seen::new(live.subscribe(query, Mode::Delta).await.unwrap())));
+            all.push((query.clone(), TestSubscriber::new(live.subscribe(query, Mode::Delta).await.unwrap())));
         }
         for id in 0..40 {
             insert(&store, id, id).await;
         }
         live.settled().await.unwrap();
-        for (query, seen) in &mut all {
-            seen.drain();
-            assert_eq!(seen.wholes, 0);
-            assert_eq!(seen.result, answer(&store, query));
+        for (query, subscriber) in &mut all {
+            subscriber.drain();
+            assert_eq!(subscriber.snapshots, 0);
+            assert_eq!(subscriber.result, fresh_result(&store, query));
         }
     });
 }
@@ -428,9 +428,9 @@ fn commit_with_many_changed_queries_is_delivered_in_order() {
 /// Some executors run a woken task immediately, and the task may drop its subscription.
 #[test]
 fn waker_can_poll_and_drop_the_subscription() {
-    struct AtOnce(std::sync::Mutex<Option<(Subscription, Live)>>, std::sync::mpsc::SyncSender<bool>);
+    struct PollImmediately(std::sync::Mutex<Option<(Subscription, Live)>>, std::sync::mpsc::SyncSender<bool>);
 
-    impl std::task::Wake for AtOnce {
+    impl std::task::Wake for PollImmediately {
         fn wake(self: std::sync::Arc<Self>) {
             let taken = self.0.lock().unwrap().take();
             if let Some((mut subscription, live)) = taken {
@@ -445,8 +445,8 @@ fn waker_can_poll_and_drop_the_subscription() {
         let store = store().await;
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
-        let (told, heard) = std::sync::mpsc::sync_channel(1);
-        let waker = std::sync::Arc::new(AtOnce(std::sync::Mutex::new(None), told));
+        let (woken, is_woken) = std::sync::mpsc::sync_channel(1);
+        let waker = std::sync::Arc::new(PollImmediately(std::sync::Mutex::new(None), woken));
         {
             let waker = std::task::Waker::from(std::sync::Arc::clone(&waker));
             let mut context = std::task::Context::from_waker(&waker);
@@ -455,11 +455,11 @@ fn waker_can_poll_and_drop_the_subscription() {
         }
         *waker.0.lock().unwrap() = Some((subscription, live));
         insert(&store, 1, 1).await;
-        assert!(heard.recv_timeout(std::time::Duration::from_mins(1)).unwrap());
+        assert!(is_woken.recv_timeout(std::time::Duration::from_mins(1)).unwrap());
     });
 }
 
-/// A waker that blocks until the gate is opened, and the live thread with it.
+/// A waker that blocks the live thread until the gate is opened.
 struct Gate {
     opened: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
     reached: std::sync::mpsc::SyncSender<()>,
@@ -476,7 +476,7 @@ impl std::task::Wake for Gate {
 fn result_that_returns_to_its_last_value_is_not_delivered() {
     run(async {
         let store = store().await;
-        store.define_bucket("gate", plain()).await.unwrap();
+        store.define_bucket("gate", definition()).await.unwrap();
         let live = Live::new(store.clone());
         let count = query(&json!({"aggregate": {"function": "count"}}));
         let mut counted = live.subscribe(count, Mode::Snapshot).await.unwrap();
