@@ -1,4 +1,4 @@
-//! A small link shortener: a request becomes a query, and a query becomes a response. All three are messages with the same key.
+//! A small link shortener: a request becomes a query, and the query becomes a response. All three are messages with the same key.
 //!
 //! `cargo run -p tidewire-pool --example tour`
 
@@ -77,7 +77,6 @@ impl Shortener {
 }
 
 pub(crate) fn main() {
-    // All parts are connected here.
     let pool = Pool::builder().workers(2).start(Observed::new(Shortener::default())).expect("the settings are valid");
 
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime starts");
@@ -105,6 +104,6 @@ pub(crate) fn main() {
 async fn request(pool: &Pool<Payload>, path: &str, body: &str) -> Response {
     let key = Key::of(&(path, body));
     let (path, body) = (path.to_owned(), body.to_owned());
-    let answer = pool.ask(|reply| Message::new(key, Payload::Request { path, body, reply: Some(reply) })).await;
-    answer.unwrap_or_else(|error| Response { status: 503, text: error.to_string() })
+    let response = pool.ask(|reply| Message::new(key, Payload::Request { path, body, reply: Some(reply) })).await;
+    response.unwrap_or_else(|error| Response { status: 503, text: error.to_string() })
 }

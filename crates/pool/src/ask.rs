@@ -1,7 +1,7 @@
-//! Questions: messages whose sender, the asker, awaits a typed reply.
+//! Asks: messages whose caller awaits a typed reply.
 //!
-//! The asker, the [`Reply`] inside the payload and the pool share a cell. The payload of a dead letter keeps its `Reply`, so the asker
-//! would wait too long if the question ended only when the `Reply` is dropped. The pool ends the question instead.
+//! The caller, the [`Reply`] inside the payload and the pool share a cell. The payload of a dead letter retains its `Reply`, so a caller
+//! could wait for a long time if the ask ended only when the `Reply` is dropped. So the pool ends the ask when the message has ended.
 
 use std::fmt;
 use std::future::Future;
@@ -12,29 +12,29 @@ use std::task::{Context, Poll, Waker};
 use crate::sync::{Mutex, lock};
 use crate::{DeadLetterReason, SubmitError};
 
-/// The sending half of a question: part of the payload, for the handler to answer. See [`Pool::ask`](crate::Pool::ask).
+/// Sends the reply to a caller of [`Pool::ask`](crate::Pool::ask). It is part of the payload of the message.
 ///
-/// If it is dropped without an answer, the asker gets [`AskError::Unanswered`].
+/// If it is dropped before a value was sent, the caller gets [`AskError::Unanswered`].
 #[derive(Debug)]
 pub struct Reply<R> {
     cell: Arc<AskCell<R>>,
 }
 
-/// Why a question was not answered.
+/// Why a caller of [`Pool::ask`](crate::Pool::ask) gets no reply.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError<P> {
-    /// The pool did not accept it.
+    /// The pool did not accept the message.
     #[error("not submitted: {0}")]
     NotSubmitted(#[source] SubmitError<P>),
-    /// It became a dead letter.
+    /// The message became a dead letter.
     #[error("dead-lettered: {0}")]
     DeadLettered(DeadLetterReason),
     /// The pool was shut down before the message was handled.
-    #[error("the pool was shut down before the question was handled")]
+    #[error("the pool was shut down before the message was handled")]
     Returned,
-    /// The handler ended without answering.
-    #[error("the handler dropped the reply without answering")]
+    /// The handler dropped the [`Reply`] before it sent a value.
+    #[error("the handler dropped the reply before it sent a value")]
     Unanswered,
 }
 
@@ -49,7 +49,7 @@ impl<P> fmt::Debug for AskError<P> {
     }
 }
 
-/// The reason why a question ends without an answer.
+/// Why an ask ends without a reply.
 #[derive(Debug, Clone)]
 pub(crate) enum AskFailure {
     DeadLettered(DeadLetterReason),
@@ -57,14 +57,14 @@ pub(crate) enum AskFailure {
     Unanswered,
 }
 
-/// The pool's side of a question.
+/// The pool's handle of an ask.
 pub(crate) trait AskHandle: Send + Sync {
-    /// Records that a message of this question ended without being handled.
+    /// Records that a message of this ask ended without being handled.
     fn fail(&self, reason: AskFailure);
 
     fn is_open(&self) -> bool;
 
-    /// Adds another question. Returns it if this is a single question.
+    /// Adds another ask. Returns it if this handle cannot hold several.
     fn join(&mut self, other: Arc<dyn AskHandle>) -> Option<Arc<dyn AskHandle>> {
         Some(other)
     }
@@ -79,31 +79,31 @@ struct AskCell<R> {
 enum AskState<R> {
     Open(Option<Waker>),
     Ended(Result<R, AskFailure>),
-    /// The asker has received its answer or has dropped its future.
+    /// The caller has received the result or has dropped its future.
     Closed,
 }
 
-/// Creates a question: the reply for the payload, the pool's side, and the future of the answer.
-pub(crate) fn question<R: Send + 'static>() -> (Reply<R>, Arc<dyn AskHandle>, Answer<R>) {
+/// Creates an ask: the [`Reply`] for the payload, the handle for the pool, and the future for the caller.
+pub(crate) fn new_ask<R: Send + 'static>() -> (Reply<R>, Arc<dyn AskHandle>, ReplyFuture<R>) {
     let cell = Arc::new(AskCell { state: Mutex::new(AskState::Open(None)) });
-    let question = Question { cell: Arc::clone(&cell), failure: Mutex::new(None) };
-    (Reply { cell: Arc::clone(&cell) }, Arc::new(question), Answer { cell })
+    let ask = SingleAsk { cell: Arc::clone(&cell), failure: Mutex::new(None) };
+    (Reply { cell: Arc::clone(&cell) }, Arc::new(ask), ReplyFuture { cell })
 }
 
 impl<R> Reply<R> {
-    /// Answers the question. Returns the value if the asker no longer waits: it has dropped its future, for example after a timeout, or
-    /// the question has already ended, with an answer or without.
+    /// Sends the reply. Returns the value if the caller no longer waits: it has dropped its future, for example after a timeout, or has
+    /// already received a reply or an error.
     ///
-    /// It takes `&mut self` because the handler gets the message by reference, so that it can be retried.
+    /// It takes `&mut self` because the handler gets the message by reference, so that the message can be retried.
     pub fn send(&mut self, value: R) -> Result<(), R> {
         match self.cell.end(Ok(value)) {
             None => Ok(()),
             Some(Ok(value)) => Err(value),
-            Some(Err(_)) => unreachable!("`end` returns the value that it was given"),
+            Some(Err(_)) => unreachable!("`end` returns its argument"),
         }
     }
 
-    /// Returns whether the asker still waits. A handler checks it before an expensive computation; once false, it stays false.
+    /// Returns whether the caller still waits. A handler can check it before an expensive computation. Once false, it stays false.
     pub fn is_wanted(&self) -> bool {
         self.cell.is_open()
     }
@@ -120,7 +120,7 @@ impl<R> AskCell<R> {
         matches!(*lock(&self.state), AskState::Open(_))
     }
 
-    /// Ends the question. Returns `result` if the question has already ended.
+    /// Ends the ask. Returns `result` if it has already ended.
     fn end(&self, result: Result<R, AskFailure>) -> Option<Result<R, AskFailure>> {
         let mut state = lock(&self.state);
         let AskState::Open(waker) = &mut *state else { return Some(result) };
@@ -134,14 +134,14 @@ impl<R> AskCell<R> {
     }
 }
 
-/// The pool's side of one question. The message and its follow-ups share it, because any of them may carry the reply. If one of them
-/// is not handled, the question ends when the last of them has ended.
-struct Question<R> {
+/// The handle of one ask. The message and its follow-ups share it, because any of them may carry the [`Reply`]. If one of them is not
+/// handled, the ask ends when the last of them has ended.
+struct SingleAsk<R> {
     cell: Arc<AskCell<R>>,
     failure: Mutex<Option<AskFailure>>,
 }
 
-impl<R: Send> AskHandle for Question<R> {
+impl<R: Send> AskHandle for SingleAsk<R> {
     fn fail(&self, reason: AskFailure) {
         *lock(&self.failure) = Some(reason);
     }
@@ -151,7 +151,7 @@ impl<R: Send> AskHandle for Question<R> {
     }
 }
 
-impl<R> Drop for Question<R> {
+impl<R> Drop for SingleAsk<R> {
     fn drop(&mut self) {
         if let Some(failure) = lock(&self.failure).take() {
             self.cell.end(Err(failure));
@@ -159,45 +159,45 @@ impl<R> Drop for Question<R> {
     }
 }
 
-/// Questions that were merged into one message. Their number has no bound, so those that have ended are removed.
-struct MergedQuestions(Vec<Arc<dyn AskHandle>>);
+/// The asks of messages that were merged into one. Their number has no bound, so those that have ended are removed.
+struct MergedAsks(Vec<Arc<dyn AskHandle>>);
 
-impl AskHandle for MergedQuestions {
+impl AskHandle for MergedAsks {
     fn fail(&self, reason: AskFailure) {
-        self.0.iter().for_each(|asked| asked.fail(reason.clone()));
+        self.0.iter().for_each(|ask| ask.fail(reason.clone()));
     }
 
     fn is_open(&self) -> bool {
-        self.0.iter().any(|asked| asked.is_open())
+        self.0.iter().any(|ask| ask.is_open())
     }
 
     fn join(&mut self, other: Arc<dyn AskHandle>) -> Option<Arc<dyn AskHandle>> {
         if self.0.len() == self.0.capacity() {
-            self.0.retain(|asked| asked.is_open());
+            self.0.retain(|ask| ask.is_open());
         }
         self.0.push(other);
         None
     }
 }
 
-/// Combines the questions of two messages that were merged.
-pub(crate) fn merge_questions(mut first: Arc<dyn AskHandle>, second: Arc<dyn AskHandle>) -> Arc<dyn AskHandle> {
+/// Combines the asks of two messages that were merged.
+pub(crate) fn merge_asks(mut first: Arc<dyn AskHandle>, second: Arc<dyn AskHandle>) -> Arc<dyn AskHandle> {
     let rest = match Arc::get_mut(&mut first) {
         Some(first) => first.join(second),
         None => Some(second),
     };
     match rest {
-        Some(second) => Arc::new(MergedQuestions(vec![first, second])),
+        Some(second) => Arc::new(MergedAsks(vec![first, second])),
         None => first,
     }
 }
 
-/// The future of an answer.
-pub(crate) struct Answer<R> {
+/// The future of a caller that waits for a reply.
+pub(crate) struct ReplyFuture<R> {
     cell: Arc<AskCell<R>>,
 }
 
-impl<R> Future for Answer<R> {
+impl<R> Future for ReplyFuture<R> {
     type Output = Result<R, AskFailure>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -208,14 +208,14 @@ impl<R> Future for Answer<R> {
         }
         match std::mem::replace(&mut *state, AskState::Closed) {
             AskState::Ended(result) => Poll::Ready(result),
-            AskState::Open(_) | AskState::Closed => unreachable!("an answer is awaited once"),
+            AskState::Open(_) | AskState::Closed => unreachable!("a completed future is not polled again"),
         }
     }
 }
 
-impl<R> Drop for Answer<R> {
+impl<R> Drop for ReplyFuture<R> {
     fn drop(&mut self) {
-        // Drop a late answer after the lock is released, because its destructor is application code.
+        // A reply that was not received is dropped after the lock is released, because its destructor is application code.
         let state = std::mem::replace(&mut *lock(&self.cell.state), AskState::Closed);
         drop(state);
     }

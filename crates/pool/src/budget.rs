@@ -1,10 +1,10 @@
 //! The budget of a pool, in messages and bytes, and the submitters that wait for it.
 //!
-//! Messages and bytes are one number in one atomic, so taking both is one step.
+//! The messages and bytes in use are one number in one atomic, so both are acquired in one step.
 //!
-//! No wake-up is lost. A waiter registers itself and then *modifies* `held`, by adding zero. Returning budget modifies `held` and then
+//! No wake-up is lost. A waiter registers itself and then *modifies* `used`, by adding zero. Releasing budget modifies `used` and then
 //! checks for waiters. Modifications of one atomic are ordered: if the waiter's comes first, the other thread sees its registration;
-//! if the return comes first, the waiter finds the budget when it tries again.
+//! if the release comes first, the waiter finds the budget when it tries again.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -15,7 +15,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering::SeqCst, Padded, lock}
 /// The number of bits for the bytes of an [`Amount`].
 const BYTE_BITS: u32 = 40;
 
-/// The largest configurable bound: half of the range of the counter.
+/// The largest configurable bound on messages: half of the range of the counter.
 pub(crate) const MAX_MESSAGES: usize = 1 << 23;
 /// The largest configurable bound on bytes: half of the range of the counter.
 pub(crate) const MAX_BYTES: usize = 1 << 39;
@@ -48,17 +48,18 @@ impl std::ops::Add for Amount {
 
 /// The bound that a submission exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Scope {
+pub(crate) enum Bound {
     Total,
     Key(Key),
 }
 
+/// The budget of a pool, and the submitters that wait for it.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: Amount,
-    /// The budget in use. Written with every submission, so it has its own cache line.
-    held: Padded<AtomicU64>,
-    /// The number of `waiters`, which can be read without their lock.
+    /// The [`Amount`] in use. Every submission writes it, so it has its own cache line.
+    used: Padded<AtomicU64>,
+    /// The number of `waiters`, to be read without their lock.
     waiting: AtomicUsize,
     waiters: Mutex<Waiters>,
 }
@@ -66,13 +67,13 @@ pub(crate) struct Budget {
 #[derive(Debug)]
 struct Waiters {
     /// The wakers, by bound and ticket, and the [`SENTINEL`]. A waiter keeps its ticket for as long as it waits.
-    wakers: BTreeMap<(Scope, u64), Waker>,
+    wakers: BTreeMap<(Bound, u64), Waker>,
     tickets: u64,
 }
 
 /// An entry that is never woken. It prevents the map from freeing its memory when the last waiter is removed, so that occasional
 /// waiting does not allocate.
-const SENTINEL: (Scope, u64) = (Scope::Total, u64::MAX);
+const SENTINEL: (Bound, u64) = (Bound::Total, u64::MAX);
 
 impl Default for Waiters {
     fn default() -> Self {
@@ -84,7 +85,7 @@ impl Budget {
     pub(crate) fn new(messages: usize, bytes: usize) -> Self {
         Self {
             limit: Amount::new(messages, bytes),
-            held: Padded(AtomicU64::new(0)),
+            used: Padded(AtomicU64::new(0)),
             waiting: AtomicUsize::new(0),
             waiters: Mutex::default(),
         }
@@ -94,41 +95,41 @@ impl Budget {
         self.limit
     }
 
-    pub(crate) fn held(&self) -> Amount {
-        Amount(self.held.load(SeqCst))
+    pub(crate) fn used(&self) -> Amount {
+        Amount(self.used.load(SeqCst))
     }
 
-    /// Returns the budget in use, read by a modification: for a waiter that has registered itself, see the module documentation.
-    pub(crate) fn held_now(&self) -> Amount {
-        Amount(self.held.fetch_add(0, SeqCst))
+    /// Returns the budget in use, ordered with the modifications of other threads. See the module documentation.
+    pub(crate) fn used_ordered(&self) -> Amount {
+        Amount(self.used.fetch_add(0, SeqCst))
     }
 
-    /// Takes budget, if there are enough messages and bytes left.
-    pub(crate) fn try_take(&self, amount: Amount) -> bool {
-        let mut held = self.held.load(SeqCst);
-        while self.allows(Amount(held) + amount) {
-            match self.held.compare_exchange_weak(held, (Amount(held) + amount).0, SeqCst, SeqCst) {
+    /// Acquires budget, if there are enough messages and bytes left.
+    pub(crate) fn try_acquire(&self, amount: Amount) -> bool {
+        let mut used = self.used.load(SeqCst);
+        while self.is_within_limit(Amount(used) + amount) {
+            match self.used.compare_exchange_weak(used, (Amount(used) + amount).0, SeqCst, SeqCst) {
                 Ok(_) => return true,
-                Err(other) => held = other,
+                Err(other) => used = other,
             }
         }
         false
     }
 
     /// Returns whether there are enough messages and bytes left.
-    pub(crate) fn fits(&self, amount: Amount) -> bool {
-        self.allows(self.held() + amount)
+    pub(crate) fn can_acquire(&self, amount: Amount) -> bool {
+        self.is_within_limit(self.used() + amount)
     }
 
-    fn allows(&self, held: Amount) -> bool {
-        held.messages() <= self.limit.messages() && held.bytes() <= self.limit.bytes()
+    fn is_within_limit(&self, used: Amount) -> bool {
+        used.messages() <= self.limit.messages() && used.bytes() <= self.limit.bytes()
     }
 
-    /// Returns budget to the pool. Returns the amount that is still in use.
-    pub(crate) fn give_back(&self, amount: Amount) -> Amount {
-        let left = Amount(self.held.fetch_sub(amount.0, SeqCst) - amount.0);
+    /// Releases budget. Returns the amount that is still in use.
+    pub(crate) fn release(&self, amount: Amount) -> Amount {
+        let left = Amount(self.used.fetch_sub(amount.0, SeqCst) - amount.0);
         if self.waiting.load(SeqCst) > 0 {
-            self.wake(Scope::Total, amount.messages().max(1));
+            self.wake(Bound::Total, amount.messages().max(1));
         }
         left
     }
@@ -138,37 +139,38 @@ impl Budget {
         self.waiting.load(SeqCst) > 0
     }
 
+    /// Returns the ticket of a new waiter.
     pub(crate) fn ticket(&self) -> u64 {
         let mut waiters = lock(&self.waiters);
         waiters.tickets += 1;
         waiters.tickets
     }
 
-    /// Registers a waiter, which must then try once more before it waits to be woken.
-    pub(crate) fn register(&self, scope: Scope, ticket: u64, waker: &Waker) {
+    /// Registers a waiter. It must try once more to acquire budget before it waits.
+    pub(crate) fn register(&self, bound: Bound, ticket: u64, waker: &Waker) {
         let mut waiters = lock(&self.waiters);
-        if waiters.wakers.insert((scope, ticket), waker.clone()).is_none() {
+        if waiters.wakers.insert((bound, ticket), waker.clone()).is_none() {
             self.waiting.fetch_add(1, SeqCst);
         }
-        self.held_now();
+        self.used_ordered();
     }
 
     /// Removes a waiter that has its budget or has been cancelled. Wakes the next one, because this waiter may have been woken for
     /// budget that it did not use.
-    pub(crate) fn unregister(&self, scope: Scope, ticket: u64) {
+    pub(crate) fn unregister(&self, bound: Bound, ticket: u64) {
         let mut waiters = lock(&self.waiters);
-        if waiters.wakers.remove(&(scope, ticket)).is_some() {
+        if waiters.wakers.remove(&(bound, ticket)).is_some() {
             self.waiting.fetch_sub(1, SeqCst);
         }
         drop(waiters);
-        self.wake(scope, 1);
+        self.wake(bound, 1);
     }
 
-    /// Wakes up to `at_most` waiters that have waited longest for this bound.
-    pub(crate) fn wake(&self, scope: Scope, at_most: usize) {
+    /// Wakes the waiters that have waited longest for a bound, up to `at_most`.
+    pub(crate) fn wake(&self, bound: Bound, at_most: usize) {
         for _ in 0..at_most {
             let mut waiters = lock(&self.waiters);
-            let first = waiters.wakers.range((scope, 0)..(scope, u64::MAX)).next().map(|(&entry, _)| entry);
+            let first = waiters.wakers.range((bound, 0)..(bound, u64::MAX)).next().map(|(&entry, _)| entry);
             let Some(waker) = first.and_then(|entry| waiters.wakers.remove(&entry)) else { return };
             self.waiting.fetch_sub(1, SeqCst);
             drop(waiters);

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU64, Ordering::SeqCst};
 
-/// Returns the time after a duration. The duration is limited to a century, because `Instant` overflows.
-pub(crate) fn later(now: Instant, by: Duration) -> Instant {
-    now + by.min(Duration::from_hours(100 * 365 * 24))
+/// Returns the instant after a duration. The duration is limited to a century, because the addition panics on overflow.
+pub(crate) fn instant_after(now: Instant, duration: Duration) -> Instant {
+    now + duration.min(Duration::from_hours(100 * 365 * 24))
 }
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Clock {
         Self { start: Instant::now(), virtual_nanos: None }
     }
 
-    pub(crate) fn stopped() -> Self {
+    pub(crate) fn simulated() -> Self {
         Self { virtual_nanos: Some(AtomicU64::new(0)), ..Self::system() }
     }
 
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Returns the nanoseconds since the start, which take half the size of an `Instant` and last for five centuries.
+    /// Returns the nanoseconds since the start. They have half the size of an `Instant`, and overflow after five centuries.
     pub(crate) fn nanos(&self) -> u64 {
         nanos(self.now().saturating_duration_since(self.start))
     }

@@ -17,15 +17,15 @@ pub trait Handler<P>: Send + Sync + 'static {
     /// The error of a failed attempt. It is logged, and a dead letter has its [`reason`](Self::reason).
     type Error: Display;
 
-    /// Whether the handler uses [`Context::waited`]. Only then is the clock read when a message is submitted. A decorator
-    /// sets it if it needs the time itself, or if its inner handler does.
+    /// Whether the handler uses [`Context::waited`]. The clock is read at each submission only if this is set. A decorator sets it if
+    /// the decorator or its inner handler needs the time.
     const TIMED: bool = false;
 
     /// Handles one message. Follow-up messages are submitted through the context.
     fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error>;
 
-    /// Returns the reason that a dead letter gives for this error: by default [`DeadLetterReason::Failed`] with its text. A decorator
-    /// passes on the reason of its inner handler.
+    /// Returns the reason of a dead letter for this error. Default: [`DeadLetterReason::Failed`] with the text of the error. A decorator
+    /// returns the reason of its inner handler for an error of that handler.
     fn reason(error: Self::Error) -> DeadLetterReason {
         DeadLetterReason::Failed(error.to_string())
     }
@@ -52,22 +52,22 @@ pub struct Context<'a, P> {
     pub(crate) trace: TraceContext,
     pub(crate) attempt: u32,
     pub(crate) submitted: u64,
-    pub(crate) final_attempt: bool,
-    /// The asker of the message being handled, which follow-ups share.
-    pub(crate) asker: Option<Arc<dyn AskHandle>>,
+    pub(crate) is_final_attempt: bool,
+    /// The ask of the message being handled, which follow-ups share.
+    pub(crate) ask: Option<Arc<dyn AskHandle>>,
 }
 
 impl<P: Send + 'static> Context<'_, P> {
     /// Submits a follow-up message. It belongs to the trace of the message being handled, unless it has one of its own.
     ///
     /// It never waits, and no overflow policy applies. The first follow-up takes over the budget of the message being handled, so that
-    /// a chain of messages makes progress even if the pool is full; the others need unused budget. A follow-up without budget is
-    /// returned in the error. While the pool drains, follow-ups are still accepted.
+    /// a chain of messages makes progress even if the pool is full. Further follow-ups need unused budget. If there is none, the error
+    /// contains the message. While the pool drains, follow-ups are still accepted.
     pub fn submit(&mut self, mut message: Message<P>) -> Result<(), SubmitError<P>> {
         if message.trace.is_none() {
             message.trace = self.trace;
         }
-        self.engine.follow_up(message, self.key, &mut self.budget, self.asker.clone())
+        self.engine.follow_up(message, self.key, &mut self.budget, self.ask.clone())
     }
 
     /// Returns the trace context that follow-ups inherit: that of the message, or of the span around this handler.
@@ -75,7 +75,7 @@ impl<P: Send + 'static> Context<'_, P> {
         self.trace
     }
 
-    /// Sets the trace context that follow-ups inherit: for decorators that open a span.
+    /// Sets the trace context that follow-ups inherit. For decorators that open a span.
     pub fn set_trace(&mut self, trace: TraceContext) {
         self.trace = trace;
     }
@@ -85,9 +85,9 @@ impl<P: Send + 'static> Context<'_, P> {
         self.attempt
     }
 
-    /// Makes this attempt the last one: if it fails, the message becomes a dead letter, whatever the retry policy.
+    /// Makes this attempt the last one. If it fails, the message becomes a dead letter and is not retried.
     pub fn do_not_retry(&mut self) {
-        self.final_attempt = true;
+        self.is_final_attempt = true;
     }
 
     /// Returns the time since the message was submitted, if the handler is [timed](Handler::TIMED).

@@ -1,18 +1,20 @@
 //! Sleeping workers, and how they are woken without losing a message.
 //!
-//! A worker without work first *searches* and then sleeps. A submitter wakes a sleeping worker only if no worker is searching. The
-//! last searcher that finds work checks every queue, and wakes the next worker if there is more. So a burst wakes one worker after
-//! the other, and single messages wake only one.
+//! A worker without work first *searches* and then sleeps. A submitter wakes a sleeping worker only if no worker is searching. If the
+//! last searcher finds work, it checks every queue, and wakes another worker if there is more. So a burst wakes one worker after the
+//! other, and a single message wakes only one.
 //!
-//! No wake-up is lost. A worker announces its sleep *before* it checks every queue a last time, under the lock of each queue. A submitter adds work under that lock, and reads the counts after it has taken the lock. One of the two critical
-//! sections comes first: if the submitter's, the worker finds the work; if the worker's, the submitter sees the announcement and
-//! wakes it. A submitter may also rely on a searcher, which checks the queues once more before it sleeps or, if it is the last
-//! searcher, after it has found work.
+//! No wake-up is lost. A worker announces its sleep *before* it checks every queue a last time, under the lock of each queue. A
+//! submitter adds work under that lock, and reads the counts before it releases the lock. One of the two critical sections comes first:
+//! if it is the submitter's, the worker finds the work; if it is the worker's, the submitter sees the announcement and wakes the
+//! worker. A submitter that sees a searcher wakes no worker: the searcher checks the queues again before it sleeps, or, if it is the
+//! last searcher, after it has found work.
 
 use std::time::Duration;
 
 use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering::SeqCst, lock};
 
+/// The searching and sleeping workers of a pool.
 pub(crate) struct Idle {
     searching: AtomicUsize,
     sleeping: AtomicUsize,
@@ -39,17 +41,17 @@ impl Idle {
         }
     }
 
-    /// Returns whether a worker must be woken for new work that any worker may do. Call it with the lock of the queue held.
-    pub(crate) fn lacks_searchers(&self) -> bool {
+    /// Returns whether a worker must be woken for new work that any worker may do. The caller must hold the lock of the queue.
+    pub(crate) fn must_wake_worker(&self) -> bool {
         self.sleeping.load(SeqCst) > 0 && self.searching.load(SeqCst) == 0
     }
 
-    /// Returns whether this worker sleeps. Call it with the lock of its queue held.
+    /// Returns whether a worker sleeps. The caller must hold the lock of its queue.
     pub(crate) fn is_asleep(&self, worker: usize) -> bool {
         self.workers[worker].asleep.load(SeqCst)
     }
 
-    /// Wakes this worker, if it sleeps.
+    /// Wakes a worker, if it sleeps.
     pub(crate) fn wake(&self, worker: usize) {
         let mut sleepers = lock(&self.sleepers);
         if let Some(position) = sleepers.iter().position(|&sleeper| sleeper == worker) {
@@ -58,7 +60,7 @@ impl Idle {
         }
     }
 
-    /// Wakes this worker if it sleeps, or else any other sleeping worker.
+    /// Wakes the preferred worker if it sleeps, or else any other sleeping worker.
     pub(crate) fn wake_any(&self, preferred: usize) {
         let mut sleepers = lock(&self.sleepers);
         let position = sleepers.iter().position(|&sleeper| sleeper == preferred);
@@ -77,7 +79,7 @@ impl Idle {
         }
     }
 
-    /// Wakes a worker, which becomes a searcher. Call it with the lock of `sleepers` held.
+    /// Wakes a worker, which becomes a searcher. The caller must hold the lock of `sleepers`.
     fn unpark(&self, worker: usize) {
         let parker = &self.workers[worker];
         parker.asleep.store(false, SeqCst);

@@ -2,10 +2,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Messages with the same key are handled one at a time, in order.
+/// The key of a message. Messages with the same key are handled one at a time, in order.
 ///
-/// A key is a number, so that queues hold no strings. [`Key::of`] hashes any other value. Values whose hashes collide share a key, which
-/// only reduces concurrency.
+/// A key is a number, so that queues store no strings. [`Key::of`] hashes any other value. Values whose hashes collide share a key,
+/// which only reduces concurrency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub u64);
 

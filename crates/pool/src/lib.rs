@@ -1,9 +1,9 @@
 //! A thread pool that handles messages in order per key, with bounded queues, deadlines, retries and dead letters.
 //!
 //! Messages with the same [`Key`] are handled one at a time, in the order in which their submissions returned; messages with
-//! different keys run concurrently. An idle worker takes over a waiting key, so a hot or slow key never delays another.
-//! Every bound has an [overflow policy](Overflow), every failure ends in a [dead letter](DeadLetters), and every accepted
-//! message is accounted for: handled, dead-lettered or returned.
+//! different keys run concurrently. An idle worker takes over a waiting key, so a hot or slow key does not delay another.
+//! Messages above a bound are subject to an [overflow policy](Overflow), and messages that fail become
+//! [dead letters](DeadLetters). Every accepted message is accounted for: handled, dead-lettered or returned.
 //!
 //! ```
 //! use std::convert::Infallible;
@@ -41,8 +41,8 @@
 //!
 //! # Decorators
 //!
-//! All features besides delivery are decorators: [`Observed`] and [`PoolMetrics`] for spans and metrics, [`Breaker`] and
-//! [`Shedding`] for resilience. A decorator is a [`Handler`] around a handler:
+//! Spans, metrics and protection from overload are decorators: [`Observed`], [`Breaker`] and [`Shedding`]. A decorator is a
+//! [`Handler`] around a handler. [`PoolMetrics`] is an [`Observer`] of the pool itself:
 //!
 //! ```
 //! # use tidewire_pool::{Context, Message};
@@ -74,7 +74,7 @@ struct Manual;
 mod ask;
 mod budget;
 mod clock;
-mod dead;
+mod dead_letters;
 mod engine;
 mod handler;
 mod idle;
@@ -91,7 +91,7 @@ mod trace;
 mod worker;
 
 pub use ask::{AskError, Reply};
-pub use dead::{DeadLetter, DeadLetterReason, DeadLetters};
+pub use dead_letters::{DeadLetter, DeadLetterReason, DeadLetters};
 pub use handler::{Context, Handler};
 pub use key::Key;
 pub use message::Message;

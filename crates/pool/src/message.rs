@@ -1,4 +1,4 @@
-//! Messages, and the envelopes in which the pool keeps them.
+//! Messages, and the envelopes in which the pool stores them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::{Key, TraceContext};
 pub struct Message<P> {
     /// Messages with the same key are handled one at a time, in order.
     pub key: Key,
-    /// The trace that it belongs to, and the span that caused it.
+    /// The trace of the message, and the span that caused it.
     pub trace: TraceContext,
     /// A message that has not been handled by this time becomes a dead letter.
     pub deadline: Option<Instant>,
@@ -41,13 +41,14 @@ impl<P> Message<P> {
 
 /// A message that the pool has accepted.
 ///
-/// Moving it between cores is most of the cost of a message, so it is small: fields that most messages do not use are in a box.
+/// Most of the cost of a message is to move its envelope between cores. So the envelope is small: fields that most messages do not use
+/// are in a box.
 pub(crate) struct Envelope<P> {
     pub(crate) key: Key,
     pub(crate) payload: P,
     /// The size of the payload, which counts against the budget.
     pub(crate) bytes: usize,
-    /// When it was submitted, by [`Clock::nanos`](crate::clock::Clock::nanos), if the handler is timed.
+    /// The time of the submission by [`Clock::nanos`](crate::clock::Clock::nanos), or 0 if the handler is not timed.
     pub(crate) submitted: u64,
     extras: Option<Box<EnvelopeExtras>>,
 }
@@ -58,7 +59,7 @@ struct EnvelopeExtras {
     trace: TraceContext,
     deadline: Option<Instant>,
     attempts: u32,
-    asker: Option<Arc<dyn AskHandle>>,
+    ask: Option<Arc<dyn AskHandle>>,
 }
 
 /// A message outside its envelope.
@@ -66,26 +67,26 @@ pub(crate) struct Delivery<P> {
     pub(crate) message: Message<P>,
     /// The number of attempts to handle it.
     pub(crate) attempts: u32,
-    pub(crate) asker: Option<Arc<dyn AskHandle>>,
+    pub(crate) ask: Option<Arc<dyn AskHandle>>,
 }
 
 impl<P> Envelope<P> {
     #[inline]
-    pub(crate) fn seal(delivery: Delivery<P>, bytes: usize, submitted: u64) -> Self {
-        let Delivery { message: Message { key, trace, deadline, payload }, attempts, asker } = delivery;
-        let is_plain = trace.is_none() && deadline.is_none() && attempts == 0 && asker.is_none();
-        let extras = if is_plain { None } else { Some(Box::new(EnvelopeExtras { trace, deadline, attempts, asker })) };
+    pub(crate) fn new(delivery: Delivery<P>, bytes: usize, submitted: u64) -> Self {
+        let Delivery { message: Message { key, trace, deadline, payload }, attempts, ask } = delivery;
+        let is_plain = trace.is_none() && deadline.is_none() && attempts == 0 && ask.is_none();
+        let extras = if is_plain { None } else { Some(Box::new(EnvelopeExtras { trace, deadline, attempts, ask })) };
         Self { key, payload, bytes, submitted, extras }
     }
 
     #[inline]
-    pub(crate) fn open(self) -> Delivery<P> {
-        let EnvelopeExtras { trace, deadline, attempts, asker } = self.extras.map(|extras| *extras).unwrap_or_default();
-        Delivery { message: Message { key: self.key, trace, deadline, payload: self.payload }, attempts, asker }
+    pub(crate) fn into_delivery(self) -> Delivery<P> {
+        let EnvelopeExtras { trace, deadline, attempts, ask } = self.extras.map(|extras| *extras).unwrap_or_default();
+        Delivery { message: Message { key: self.key, trace, deadline, payload: self.payload }, attempts, ask }
     }
 
-    pub(crate) fn asker(&mut self) -> &mut Option<Arc<dyn AskHandle>> {
-        &mut self.extras.get_or_insert_default().asker
+    pub(crate) fn ask(&mut self) -> &mut Option<Arc<dyn AskHandle>> {
+        &mut self.extras.get_or_insert_default().ask
     }
 }
 

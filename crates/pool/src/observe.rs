@@ -57,7 +57,7 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for Observed<H> {
         }
         context.set_trace(own);
         let start = context.now();
-        // Counts as failed unless it succeeds, so that a panic is counted.
+        // The attempt is counted as failed unless it succeeds, so that a panic is counted.
         let mut attempt = AttemptRecorder { observed: self, span: &span, ok: false };
         let result = {
             let _current = own.enter();
@@ -91,7 +91,7 @@ impl<H> Drop for AttemptRecorder<'_, H> {
     }
 }
 
-/// Observes the messages of a pool. It is called on the thread of the event, so it must be quick.
+/// Observes the messages of a pool. It is called on the thread that causes the event, so it must be quick.
 pub trait Observer: Send + Sync + 'static {
     /// Records an event of one message.
     fn observe(&self, event: Event);
@@ -103,7 +103,7 @@ pub trait Observer: Send + Sync + 'static {
 pub enum Event {
     /// Accepted and queued.
     Submitted,
-    /// Accepted by merging into another.
+    /// Accepted by merging into a queued message.
     Merged,
     /// Not accepted.
     Rejected,
@@ -111,11 +111,11 @@ pub enum Event {
     Retried,
     /// Became a dead letter, because its deadline passed before it was handled.
     Expired,
-    /// Became a dead letter, because it was the oldest in a full queue.
+    /// Became a dead letter, because it was the oldest message of a full queue.
     Displaced,
     /// Became a dead letter, for any reason.
     DeadLettered,
-    /// A dead letter was dropped because of the bound on them.
+    /// A dead letter was dropped because of the bound on dead letters.
     Forgotten,
     /// Returned by a shutdown.
     Returned,
@@ -123,7 +123,8 @@ pub enum Event {
     Ended,
 }
 
-/// Metrics of a pool; see the [table](crate#metrics-and-spans). Given to [`Builder::observer`](crate::Builder::observer).
+/// An [`Observer`] that records metrics; see the [table](crate#metrics-and-spans). Pass it to
+/// [`Builder::observer`](crate::Builder::observer).
 #[derive(Debug)]
 pub struct PoolMetrics {
     submitted: Counter,
@@ -160,7 +161,7 @@ impl Observer for PoolMetrics {
         match event {
             Event::Submitted => {
                 self.submitted.increment(1);
-                // Incremented instead of set to the depth of the pool: two threads might set it in the wrong order.
+                // Not set to the depth of the pool, because two threads could set it in the wrong order.
                 self.depth.increment(1);
             }
             Event::Merged => self.submitted.increment(1),

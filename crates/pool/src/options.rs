@@ -10,10 +10,10 @@ use crate::{DeadLetter, Handler, Observer, Pool, Simulation};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Placement {
-    /// On any worker: an idle one takes over a waiting key, so a hot or slow key never delays another. The default.
+    /// On any worker: an idle worker takes over a waiting key, so a hot or slow key does not delay another. The default.
     #[default]
     Moving,
-    /// Always on the same thread, for handlers that keep state per thread. Keys that share a thread with a slow one wait for it.
+    /// Always on the same thread, for handlers with state per thread. Keys that share a thread with a slow key wait for it.
     Pinned,
 }
 
@@ -22,7 +22,7 @@ pub type Merge<P> = dyn Fn(&mut P, P) + Send + Sync;
 
 /// What happens to a message that is submitted to a full pool.
 ///
-/// It does not apply to follow-up messages, which are accepted or rejected at once.
+/// It does not apply to follow-up messages, which are accepted or rejected immediately.
 #[non_exhaustive]
 pub enum Overflow<P> {
     /// The message is returned in the error. The default, because the caller gets an error and decides.
@@ -31,13 +31,13 @@ pub enum Overflow<P> {
     /// message; [`try_submit`](crate::Pool::try_submit) rejects it. Workers return budget in batches of up to a 64th of the bound,
     /// so a pool that is slightly below its bound may still have waiting submissions.
     Wait,
-    /// Older messages become dead letters until the pool can accept the message: of the same key if it has any queued, else of
-    /// the key that has waited longest, first among those with the same home worker. If nothing is queued, the message is
-    /// rejected. A message that waits for its next attempt, and the messages behind it, are not dropped.
+    /// Older messages become dead letters until the pool can accept the message: the oldest of the same key if it has any queued, or
+    /// else the oldest of the key that has waited longest, first among the keys with the same home worker. If nothing is queued, the
+    /// message is rejected. A message that waits for its next attempt, and the messages behind it, are not dropped.
     DropOldest,
-    /// The message is merged into the newest queued message of its key by this function, which gets the queued payload and the
-    /// new one. The message is rejected if its key has none queued, or if the bytes of both together exceed a bound. The function
-    /// runs under a lock of the pool: it must be quick, and must not use the pool.
+    /// The function merges the message into the newest queued message of its key. It gets the queued payload and the new one. The
+    /// message is rejected if no message of its key is queued, or if the bytes of both together exceed a bound. The function runs
+    /// under a lock of the pool: it must be quick, and must not use the pool.
     Coalesce(Arc<Merge<P>>),
 }
 
@@ -54,7 +54,7 @@ impl<P> std::fmt::Debug for Overflow<P> {
 
 /// The retry policy for messages whose handler returned an error. The other messages of the key wait for the retry.
 ///
-/// A message that passed its budget on to a follow-up needs new budget for a retry. If the pool is full, it becomes a dead letter.
+/// A message whose budget was taken over by a follow-up needs new budget for a retry. If the pool is full, it becomes a dead letter.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Retry {
@@ -137,7 +137,7 @@ pub enum BuildError {
         /// The longest pause.
         longest: Duration,
     },
-    /// The name contains a NUL, which a thread name cannot.
+    /// The name contains a NUL, which is not allowed in the name of a thread.
     #[error("name contains a NUL: {0:?}")]
     NulInName(String),
     /// The operating system did not start a thread.
@@ -150,7 +150,7 @@ pub enum BuildError {
     },
 }
 
-/// Builds a [`Pool`] or a [`Simulation`]; returned by [`Pool::builder`].
+/// A builder of a [`Pool`] or a [`Simulation`], returned by [`Pool::builder`].
 pub struct Builder<P> {
     pub(crate) workers: usize,
     pub(crate) placement: Placement,
@@ -222,7 +222,7 @@ impl<P: Send + 'static> Builder<P> {
         Self { bytes, ..self }
     }
 
-    /// Sets the maximum number of messages of one key. Default: that of the pool, because counting per key costs a look-up for
+    /// Sets the maximum number of messages of one key. Default: that of the pool, because counting per key costs a lookup for
     /// each submission. Set it if keys belong to clients that must not starve each other.
     #[must_use]
     pub fn key_messages(self, messages: usize) -> Self {
@@ -254,22 +254,22 @@ impl<P: Send + 'static> Builder<P> {
         Self { retry: Some(retry), ..self }
     }
 
-    /// Sets the maximum number of dead letters that are kept. Default: 1024, enough to diagnose an error. 0 keeps none; they are
-    /// still counted and passed to [`on_dead_letter`](Self::on_dead_letter).
+    /// Sets the maximum number of stored dead letters. Default: 1024, enough to diagnose an error. With 0, dead letters are only
+    /// counted and passed to [`on_dead_letter`](Self::on_dead_letter).
     #[must_use]
     pub fn dead_letters(self, capacity: usize) -> Self {
         Self { dead_letters: capacity, ..self }
     }
 
-    /// Sets a function that is called with every dead letter before it is kept, for example to answer a client that the payload
-    /// belongs to. Callers of [`Pool::ask`](crate::Pool::ask) get an error without it. It runs on the worker, or on the thread
-    /// whose submission displaced the message. Default: none.
+    /// Sets a function that is called with every dead letter before it is stored, for example to send an error to the client that the
+    /// payload belongs to. A caller of [`Pool::ask`](crate::Pool::ask) gets an error without it. The function runs on the worker, or on
+    /// the thread whose submission displaced the message. Default: none.
     #[must_use]
     pub fn on_dead_letter(self, hook: impl Fn(&mut DeadLetter<P>) + Send + Sync + 'static) -> Self {
         Self { on_dead_letter: Some(Box::new(hook)), ..self }
     }
 
-    /// Sets the observer of messages; [`PoolMetrics`](crate::PoolMetrics) is one that records metrics. Default: none.
+    /// Sets the observer of messages, for example [`PoolMetrics`](crate::PoolMetrics). Default: none.
     #[must_use]
     pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
         Self { observer: Some(observer), ..self }
@@ -294,8 +294,8 @@ impl<P: Send + 'static> Builder<P> {
         Pool::start(self.validated()?, handler)
     }
 
-    /// Creates the same pool without threads, which the caller steps in virtual time: for tests. The seed decides which of the
-    /// ready keys is next.
+    /// Creates the same pool without threads, for tests. The caller steps it in virtual time. The seed selects the next key among the
+    /// ready ones.
     pub fn simulate<H: Handler<P>>(self, seed: u64, handler: H) -> Result<Simulation<P>, BuildError> {
         Ok(Simulation::new(self.validated()?, seed, handler))
     }

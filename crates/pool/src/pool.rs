@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ask::question;
+use crate::ask::new_ask;
 use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::sync::{Mutex, lock, thread};
@@ -26,7 +26,7 @@ pub enum Submitted {
     Queued,
     /// It is queued, and this number of older messages was dropped for it.
     Displacing(usize),
-    /// It was merged into a queued one.
+    /// It was merged into a queued message.
     Merged,
 }
 
@@ -37,7 +37,7 @@ pub enum SubmitError<P> {
     /// The pool is full.
     #[error("the pool is full: try again later, or choose another overflow policy")]
     Full(Message<P>),
-    /// It is larger than the bound on bytes, so it can never be accepted.
+    /// The message is larger than the bound on bytes, so it can never be accepted.
     #[error("the message is larger than the pool's bound on bytes")]
     TooLarge(Message<P>),
     /// The pool is draining or closed.
@@ -85,11 +85,11 @@ pub struct Stats {
     pub retried: u64,
     /// Dead letters whose deadline had passed.
     pub expired: u64,
-    /// Dead letters that were the oldest in a full queue.
+    /// Dead letters that were the oldest message of a full queue.
     pub displaced: u64,
     /// Dead letters, for any reason.
     pub dead_lettered: u64,
-    /// Dead letters that were dropped because of the bound on them.
+    /// Dead letters that were dropped because of the bound on dead letters.
     pub forgotten: u64,
     /// Returned by a shutdown.
     pub returned: u64,
@@ -99,7 +99,7 @@ pub struct Stats {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Shutdown<P> {
-    /// The messages that were accepted and not started.
+    /// The messages that were accepted and that no worker has taken.
     pub returned: Vec<Message<P>>,
     /// The number of workers that were still in a handler. Their threads end when the handlers return.
     pub running: usize,
@@ -152,8 +152,8 @@ impl<P: Send + 'static> Pool<P> {
         self.engine.submit_blocking(message)
     }
 
-    /// As [`submit`](Self::submit), but under [`Overflow::Wait`](crate::Overflow::Wait) it waits without blocking. If the future
-    /// is dropped before it is done, the message is not submitted.
+    /// As [`submit`](Self::submit), but under [`Overflow::Wait`](crate::Overflow::Wait) it waits without blocking the thread. If the
+    /// future is dropped while it waits, the message is not submitted.
     pub async fn submit_async(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
         self.engine.submit(message, None).await
     }
@@ -163,10 +163,11 @@ impl<P: Send + 'static> Pool<P> {
         self.engine.try_submit(message, None)
     }
 
-    /// Submits a message that carries a [`Reply`], and awaits the answer.
+    /// Submits a message that carries a [`Reply`], and awaits the reply.
     ///
     /// It fails if the message is not accepted, becomes a dead letter or is returned by a shutdown, or if the handler drops the
-    /// reply. A reply may be passed on in follow-ups: if one of them is not handled, the call fails when the last of them has ended.
+    /// [`Reply`] before it sent a value. A handler may move the `Reply` into a follow-up message. If a follow-up is not handled, the call
+    /// fails when the last follow-up has ended.
     ///
     /// Cancellation: if the future is dropped, for example after a timeout, a message that is queued is still handled.
     /// [`Reply::is_wanted`] is then false, and [`Reply::send`] returns the value to the handler.
@@ -186,14 +187,14 @@ impl<P: Send + 'static> Pool<P> {
     ///     Ok::<(), std::convert::Infallible>(())
     /// };
     /// let pool = Pool::builder().workers(1).start(handler).unwrap();
-    /// let answer = pool.ask(|reply| Message::new(7, Double(21, reply))).await;
-    /// assert_eq!(answer.unwrap(), 42);
+    /// let doubled = pool.ask(|reply| Message::new(7, Double(21, reply))).await;
+    /// assert_eq!(doubled.unwrap(), 42);
     /// # }
     /// ```
     pub async fn ask<R: Send + 'static>(&self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
-        let (reply, asker, answer) = question();
-        self.engine.submit(message(reply), Some(asker)).await.map_err(AskError::NotSubmitted)?;
-        answer.await.map_err(Into::into)
+        let (reply, ask, future) = new_ask();
+        self.engine.submit(message(reply), Some(ask)).await.map_err(AskError::NotSubmitted)?;
+        future.await.map_err(Into::into)
     }
 
     /// Returns the dead letters.
@@ -201,8 +202,8 @@ impl<P: Send + 'static> Pool<P> {
         &self.engine.dead_letters
     }
 
-    /// Returns the number of messages in the pool, including those being handled. Up to a 64th of the bound may already have ended,
-    /// because busy workers return budget in batches.
+    /// Returns the number of messages in the pool, including those being handled. It may include messages that have ended, up to a 64th
+    /// of the bound, because busy workers return budget in batches.
     pub fn depth(&self) -> usize {
         self.engine.depth().messages()
     }
@@ -230,13 +231,14 @@ impl<P: Send + 'static> Pool<P> {
     /// Shuts down gracefully: accepts only follow-up messages, and waits until all messages are handled or the timeout has passed. Then
     /// the pool is closed, and messages that were not started are returned.
     ///
-    /// It does not wait longer, even if a handler does not return. A handler must not call it, because it would wait for itself.
+    /// It does not wait longer than the timeout, even if a handler does not return. A handler must not call it, because it would wait
+    /// for itself.
     pub fn drain(&self, timeout: Duration) -> Shutdown<P> {
         self.engine.drain(timeout);
         self.abort()
     }
 
-    /// Shuts down at once: closes the pool, and returns the messages that were not started. It does not wait for running handlers.
+    /// Shuts down immediately: closes the pool, and returns the messages that were not started. It does not wait for running handlers.
     pub fn abort(&self) -> Shutdown<P> {
         let returned = self.engine.close();
         let running = self.engine.running();

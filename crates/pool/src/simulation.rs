@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::ask::question;
+use crate::ask::new_ask;
 use crate::clock::Clock;
 use crate::engine::{Engine, NextWork, WorkerState};
 use crate::{AskError, Builder, DeadLetters, Handler, Message, Reply, Shutdown, Stats, SubmitError, Submitted};
@@ -14,8 +14,8 @@ use crate::{AskError, Builder, DeadLetters, Handler, Message, Reply, Shutdown, S
 /// changes only in [`advance`](Self::advance), and the same seed gives the same order.
 ///
 /// It has the bounds, policies, retries and dead letters of the real pool, but no threads. With
-/// [`Placement::Moving`](crate::Placement::Moving) any ready key may be next, so a test with many seeds covers the orders that idle
-/// workers may cause.
+/// [`Placement::Moving`](crate::Placement::Moving) any ready key may be next, so a test with many seeds covers the orders that
+/// concurrent workers can cause.
 ///
 /// ```
 /// use std::convert::Infallible;
@@ -54,27 +54,27 @@ pub struct Simulation<P: Send + 'static> {
 impl<P: Send + 'static> Simulation<P> {
     pub(crate) fn new<H: Handler<P>>(options: Builder<P>, seed: u64, handler: H) -> Self {
         Self {
-            engine: Engine::new(options, handler, Clock::stopped()),
+            engine: Engine::new(options, handler, Clock::simulated()),
             random: fastrand::Rng::with_seed(seed),
             state: WorkerState::of(0),
         }
     }
 
-    /// Submits a message. It never waits, not even under [`Overflow::Wait`](crate::Overflow::Wait), because only the caller could
-    /// free budget.
+    /// Submits a message. It never waits, not even under [`Overflow::Wait`](crate::Overflow::Wait), because only a step of the caller
+    /// returns budget.
     pub fn submit(&mut self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
         self.engine.try_submit(message, None)
     }
 
-    /// Submits a message that carries a [`Reply`], and steps until it is answered. If no message is left before that, the result
+    /// Submits a message that carries a [`Reply`], and steps until the reply or an error. If no message is left before that, the result
     /// is [`AskError::Unanswered`].
     pub fn ask<R: Send + 'static>(&mut self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
-        let (reply, asker, mut answer) = question();
-        self.engine.try_submit(message(reply), Some(asker)).map_err(AskError::NotSubmitted)?;
+        let (reply, ask, mut future) = new_ask();
+        self.engine.try_submit(message(reply), Some(ask)).map_err(AskError::NotSubmitted)?;
         let mut context = Context::from_waker(Waker::noop());
         loop {
-            if let Poll::Ready(answer) = Pin::new(&mut answer).poll(&mut context) {
-                return answer.map_err(Into::into);
+            if let Poll::Ready(result) = Pin::new(&mut future).poll(&mut context) {
+                return result.map_err(Into::into);
             }
             if !self.step_or_advance() {
                 return Err(AskError::Unanswered);
@@ -82,16 +82,16 @@ impl<P: Send + 'static> Simulation<P> {
         }
     }
 
-    /// Handles one message of a key that the seed selects. Returns whether one was ready.
+    /// Handles one message of a key that the seed selects. Returns false if no message was ready.
     pub fn step(&mut self) -> bool {
         let workers = self.engine.workers();
         let first = self.random.usize(..workers);
         let choice = self.random.usize(..);
         let mut homes = (0..workers).map(|offset| (first + offset) % workers);
-        let next = homes.find_map(|home| self.engine.next_of(home, choice, &mut self.state));
+        let next = homes.find_map(|home| self.engine.next_chosen(home, choice, &mut self.state));
         let Some(envelope) = next else { return false };
         self.engine.handle(envelope, &mut self.state);
-        self.engine.settle(&mut self.state);
+        self.engine.complete(&mut self.state);
         self.engine.flush(&mut self.state);
         true
     }

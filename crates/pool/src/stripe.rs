@@ -1,25 +1,25 @@
-//! The queue of one stripe: messages in a slab, linked per key, and the keys that are ready.
+//! A stripe: the queues of the keys of one shard.
 //!
-//! It has no lock, thread or clock. Messages arrive in batches, in the order of their submission. A message whose key is free is
-//! dequeued directly from the batch; a message whose key is busy is *sorted in* and waits in the slab. So the slab holds only messages
-//! that wait for their key, and stays small. A key exists here only while it has a message that is sorted in or being handled. It is
-//! in one of three states, and only messages of a `Ready` or absent key are dequeued, so no two messages of a key are handled at the
-//! same time:
+//! It has no lock, thread or clock. Messages arrive in batches, in the order of their submission. If the key of a message is free, the
+//! message is dequeued directly from the batch. If its key is busy, the message is queued: moved to the slab and linked to the queue of
+//! its key. So the slab has only messages that wait for their key, and stays small. A key exists here only while it has a message that
+//! is queued or being handled. It is in one of three states. Only messages of a `Ready` or absent key are dequeued, so no two messages
+//! of a key are handled at the same time:
 //!
 //! ```text
 //!             next, from the arrivals
 //!     ┌───────────────────────────────────┐
-//!     │       sorted in             next  ▼  done, nothing queued
+//!     │         queued              next  ▼  done, nothing queued
 //!  (absent) ──────▶ Ready ──────────────▶ Running ─────────────────────▶ (absent)
 //!                     ▲                    │   │
 //!                     │ done, more queued  │   │ retry: the message goes back to the front
 //!                     ├────────────────────┘   ▼
-//!                     └────────────────────── Held, until it is due
+//!                     └───────────────────── Delayed, until it is due
 //!                        due
 //! ```
 //!
-//! [`Tracking`] decides what is stored for a key that is being handled and has nothing queued. Usually that is less than a queue,
-//! because creating and removing a queue would be most of the cost of a message here.
+//! [`Tracking`] is what is stored for a key that is being handled and has nothing queued. Usually it is less than a queue, because
+//! most of the cost of a message would be to create and remove a queue.
 #![expect(
     clippy::inline_always,
     reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
@@ -36,18 +36,19 @@ use slab::Slab;
 use crate::Key;
 use crate::message::Envelope;
 
-/// A token for the key of a dequeued message, until [`Stripe::done`] or [`Stripe::retry`].
+/// Identifies the key of a dequeued message. The key is busy until the token is passed to [`Stripe::done`] or [`Stripe::retry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn(u32);
+pub(crate) struct KeyToken(u32);
 
-impl Turn {
-    /// The turn of a key that is not tracked.
+impl KeyToken {
+    /// The token of a key that is not tracked.
     pub(crate) const UNTRACKED: Self = Self(NIL);
 }
 
+/// No queue, node or slot.
 const NIL: u32 = u32::MAX;
-/// Set in a turn that is an index of `running` and not of `queues`.
-const RUNNING: u32 = 1 << 31;
+/// A bit that is set in a token that is an index of `running` and not of `queues`.
+const RUNNING_BIT: u32 = 1 << 31;
 
 /// What a stripe stores for a key that is being handled and has no queued messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,7 @@ pub(crate) enum Tracking {
     Load,
 }
 
+/// The queues of the keys of one shard.
 pub(crate) struct Stripe<P> {
     messages: Slab<Node<P>>,
     queues: Slab<KeyQueue>,
@@ -68,19 +70,19 @@ pub(crate) struct Stripe<P> {
     hasher: DefaultHashBuilder,
     /// Contains every queue in state `Ready`. Queues that are no longer in that state are skipped.
     ready: VecDeque<u32>,
-    /// Queues in state `Held`, each once.
-    held: BinaryHeap<Reverse<(Instant, u32)>>,
-    /// Messages that have not been sorted in, in order. They are behind all messages that have.
+    /// Queues in state `Delayed`, each once.
+    delayed: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Messages that are not queued yet, in order. They come after all queued messages.
     arrivals: VecDeque<Envelope<P>>,
     /// Whether [`next`](Self::next) tries the arrivals before the ready keys. Alternates.
     arrivals_first: bool,
     tracking: Tracking,
-    /// Keys being handled that had no queued messages when their turn began. Free slots are reused.
+    /// Keys being handled that had no queued messages when they were dequeued. Free slots are reused.
     running: Vec<Option<RunningKey>>,
 }
 
-/// The maximum number of arrivals that are sorted in before a ready key has its turn.
-const MAX_SORT_IN: usize = 32;
+/// The maximum number of arrivals that are queued before a message of a ready key is dequeued.
+const MAX_QUEUED_ARRIVALS: usize = 32;
 
 struct Node<P> {
     envelope: Envelope<P>,
@@ -109,7 +111,7 @@ struct RunningKey {
 enum KeyState {
     Ready,
     Running,
-    Held,
+    Delayed,
 }
 
 impl<P> Stripe<P> {
@@ -120,7 +122,7 @@ impl<P> Stripe<P> {
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             ready: VecDeque::new(),
-            held: BinaryHeap::new(),
+            delayed: BinaryHeap::new(),
             arrivals: VecDeque::new(),
             arrivals_first: false,
             tracking,
@@ -128,7 +130,7 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Queues a message behind the others of its key.
+    /// Queues a message after the others of its key.
     fn push(&mut self, envelope: Envelope<P>) {
         let key = envelope.key;
         let number = self.busy_queue(key).unwrap_or_else(|| {
@@ -140,6 +142,7 @@ impl<P> Stripe<P> {
         self.link(number, envelope);
     }
 
+    /// Appends a message to a queue.
     fn link(&mut self, number: u32, envelope: Envelope<P>) {
         let queue = &mut self.queues[number as usize];
         queue.count += 1;
@@ -151,6 +154,7 @@ impl<P> Stripe<P> {
         }
     }
 
+    /// Adds the queue of a key.
     fn insert(&mut self, queue: KeyQueue) -> u32 {
         let Self { index, queues, hasher, .. } = self;
         let number = id(queues.insert(queue));
@@ -164,32 +168,32 @@ impl<P> Stripe<P> {
         &mut self.arrivals
     }
 
-    /// Sorts in all arrivals.
-    pub(crate) fn sort_in(&mut self) {
+    /// Queues all arrivals.
+    pub(crate) fn queue_arrivals(&mut self) {
         while let Some(envelope) = self.arrivals.pop_front() {
             self.push(envelope);
         }
     }
 
     /// Dequeues the next message: alternately from the arrivals and from the key that has been ready longest. `now` is called only if
-    /// keys are held. The turn is returned in `turn`, because a tuple would copy the message once more.
+    /// keys are delayed. The token is returned in `token`, because a tuple would copy the message once more.
     #[inline(always)]
-    pub(crate) fn next(&mut self, now: impl FnOnce() -> Instant, turn: &mut Turn) -> Option<Envelope<P>> {
+    pub(crate) fn next(&mut self, now: impl FnOnce() -> Instant, token: &mut KeyToken) -> Option<Envelope<P>> {
         self.release_due(now);
         self.arrivals_first = !self.arrivals_first;
         if self.arrivals_first || self.ready.is_empty() {
-            // Sorting in is limited only if a ready key is waiting.
-            let limit = if self.ready.is_empty() { usize::MAX } else { MAX_SORT_IN };
-            let next = self.next_arrival(limit, turn);
+            // The number of queued arrivals is limited only if a ready key is waiting.
+            let limit = if self.ready.is_empty() { usize::MAX } else { MAX_QUEUED_ARRIVALS };
+            let next = self.next_arrival(limit, token);
             if next.is_some() {
                 return next;
             }
         }
-        self.next_ready(turn)
+        self.next_ready(token)
     }
 
     #[inline(always)]
-    fn next_arrival(&mut self, limit: usize, turn: &mut Turn) -> Option<Envelope<P>> {
+    fn next_arrival(&mut self, limit: usize, token: &mut KeyToken) -> Option<Envelope<P>> {
         for _ in 0..limit {
             let first = self.arrivals.front()?;
             let (key, bytes) = (first.key, first.bytes);
@@ -198,28 +202,34 @@ impl<P> Stripe<P> {
                 self.link(number, envelope);
                 continue;
             }
-            *turn = match self.tracking {
-                Tracking::Nothing => Turn::UNTRACKED,
-                Tracking::Key => Turn(self.run(RunningKey { key, bytes, queue: NIL })),
-                Tracking::Load => {
-                    Turn(self.insert(KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Running, count: 1, bytes }))
-                }
+            *token = match self.tracking {
+                Tracking::Nothing => KeyToken::UNTRACKED,
+                Tracking::Key => KeyToken(self.track(RunningKey { key, bytes, queue: NIL })),
+                Tracking::Load => KeyToken(self.insert(KeyQueue {
+                    key,
+                    head: NIL,
+                    tail: NIL,
+                    state: KeyState::Running,
+                    count: 1,
+                    bytes,
+                })),
             };
             return self.arrivals.pop_front();
         }
         None
     }
 
-    fn run(&mut self, running: RunningKey) -> u32 {
+    /// Adds a key that is being handled. Returns its token.
+    fn track(&mut self, running: RunningKey) -> u32 {
         let vacant = self.running.iter().position(Option::is_none).unwrap_or_else(|| {
             self.running.push(None);
             self.running.len() - 1
         });
         self.running[vacant] = Some(running);
-        id(vacant) | RUNNING
+        id(vacant) | RUNNING_BIT
     }
 
-    /// Returns the queue of a key that has a message queued or being handled. Creates it if necessary.
+    /// Returns the queue of a key that has a message queued or being handled.
     #[inline(always)]
     fn busy_queue(&mut self, key: Key) -> Option<u32> {
         if let Some(slot) = self.running.iter().position(|running| running.as_ref().is_some_and(|it| it.key == key)) {
@@ -228,6 +238,7 @@ impl<P> Stripe<P> {
         self.find(key)
     }
 
+    /// Returns the queue of a key being handled. Creates it if necessary.
     #[cold]
     fn queue_of_running(&mut self, slot: usize) -> u32 {
         let Some(RunningKey { key, bytes, queue: NIL }) = self.running[slot] else {
@@ -238,57 +249,59 @@ impl<P> Stripe<P> {
         queue
     }
 
-    /// Ends a turn. Returns the queue of its key, or [`NIL`].
+    /// Releases a token. Returns the queue of its key, or [`NIL`].
     #[inline(always)]
-    fn end(&mut self, turn: Turn) -> u32 {
-        match turn.0 {
+    fn release(&mut self, token: KeyToken) -> u32 {
+        match token.0 {
             NIL => NIL,
-            slot if slot & RUNNING != 0 => {
-                self.running[(slot & !RUNNING) as usize].take().map_or(NIL, |running| running.queue)
+            slot if slot & RUNNING_BIT != 0 => {
+                self.running[(slot & !RUNNING_BIT) as usize].take().map_or(NIL, |running| running.queue)
             }
             number => number,
         }
     }
 
-    fn next_ready(&mut self, turn: &mut Turn) -> Option<Envelope<P>> {
+    fn next_ready(&mut self, token: &mut KeyToken) -> Option<Envelope<P>> {
         loop {
-            *turn = Turn(self.ready.pop_front()?);
-            let first = self.start(*turn);
+            *token = KeyToken(self.ready.pop_front()?);
+            let first = self.start(*token);
             if first.is_some() {
                 return first;
             }
         }
     }
 
-    /// Dequeues a message of the `choice`th ready key, modulo their number. For a simulation, which sorts in all arrivals before.
-    pub(crate) fn next_of(&mut self, choice: usize, now: Instant, turn: &mut Turn) -> Option<Envelope<P>> {
+    /// Dequeues a message of a ready key, whose index is `choice` modulo the number of ready keys. For a simulation, which queues all
+    /// arrivals first.
+    pub(crate) fn next_chosen(&mut self, choice: usize, now: Instant, token: &mut KeyToken) -> Option<Envelope<P>> {
         self.release_due(|| now);
         loop {
             let position = choice.checked_rem(self.ready.len())?;
-            *turn = Turn(self.ready.remove(position)?);
-            let first = self.start(*turn);
+            *token = KeyToken(self.ready.remove(position)?);
+            let first = self.start(*token);
             if first.is_some() {
                 return first;
             }
         }
     }
 
+    /// Makes delayed keys ready that are due.
     fn release_due(&mut self, now: impl FnOnce() -> Instant) {
-        if self.held.is_empty() {
+        if self.delayed.is_empty() {
             return;
         }
         let now = now();
-        while let Some(&Reverse((due, number))) = self.held.peek()
+        while let Some(&Reverse((due, number))) = self.delayed.peek()
             && due <= now
         {
-            self.held.pop();
+            self.delayed.pop();
             self.queues[number as usize].state = KeyState::Ready;
             self.ready.push_back(number);
         }
     }
 
     /// Dequeues the first message of a ready queue, or removes the queue if it is empty.
-    fn start(&mut self, Turn(number): Turn) -> Option<Envelope<P>> {
+    fn start(&mut self, KeyToken(number): KeyToken) -> Option<Envelope<P>> {
         self.queues.get(number as usize).filter(|queue| queue.state == KeyState::Ready)?;
         let first = self.unlink_first(number);
         if first.is_some() {
@@ -299,10 +312,10 @@ impl<P> Stripe<P> {
         first
     }
 
-    /// Ends a turn whose message has ended.
+    /// Ends a dequeued message. Its key is ready again, or removed if it has no other message.
     #[inline]
-    pub(crate) fn done(&mut self, turn: Turn, bytes: usize) {
-        let number = self.end(turn);
+    pub(crate) fn done(&mut self, token: KeyToken, bytes: usize) {
+        let number = self.release(token);
         if number == NIL {
             return;
         }
@@ -317,12 +330,12 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Ends a turn whose message will be retried when it is `due`. The other messages of the key wait for it.
-    pub(crate) fn retry(&mut self, turn: Turn, envelope: Envelope<P>, due: Instant) {
+    /// Puts a dequeued message back, to be retried when it is `due`. The other messages of the key wait for it.
+    pub(crate) fn retry(&mut self, token: KeyToken, envelope: Envelope<P>, due: Instant) {
         let (key, bytes) = (envelope.key, envelope.bytes);
-        let own = self.end(turn);
+        let own = self.release(token);
         let number = if own == NIL {
-            let queue = KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Held, count: 0, bytes: 0 };
+            let queue = KeyQueue { key, head: NIL, tail: NIL, state: KeyState::Delayed, count: 0, bytes: 0 };
             let number = self.find(key).unwrap_or_else(|| self.insert(queue));
             let queue = &mut self.queues[number as usize];
             queue.count += 1;
@@ -338,8 +351,8 @@ impl<P> Stripe<P> {
         if queue.tail == NIL {
             queue.tail = node;
         }
-        queue.state = KeyState::Held;
-        self.held.push(Reverse((due, number)));
+        queue.state = KeyState::Delayed;
+        self.delayed.push(Reverse((due, number)));
     }
 
     /// Returns whether a key is ready.
@@ -347,14 +360,14 @@ impl<P> Stripe<P> {
         !self.ready.is_empty()
     }
 
-    /// Returns whether a key is ready, or may be after the arrivals have been sorted in.
+    /// Returns whether a key is ready, or may be after the arrivals have been queued.
     pub(crate) fn has_work(&self) -> bool {
         self.has_ready() || !self.arrivals.is_empty()
     }
 
-    /// Returns when the first held key is due.
+    /// Returns when the first delayed key is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.held.peek().map(|Reverse((due, _))| *due)
+        self.delayed.peek().map(|Reverse((due, _))| *due)
     }
 
     /// Returns the messages and bytes of a key, including the message being handled.
@@ -377,7 +390,7 @@ impl<P> Stripe<P> {
             let number = *self.ready.front()?;
             match self.queues.get(number as usize).filter(|queue| queue.state == KeyState::Ready) {
                 Some(queue) if queue.head != NIL => return self.pop_from(number),
-                // Remove an empty queue here, because workers may be stuck, and empty queues would accumulate.
+                // An empty queue is removed here: if the workers are blocked, empty queues would accumulate.
                 Some(_) => self.remove(number),
                 None => {}
             }
@@ -385,10 +398,10 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Removes the first message of a queue. The queue stays, even if it is empty, until its next turn.
+    /// Removes the first message of a queue. An empty queue stays until it is dequeued next.
     fn pop_from(&mut self, number: u32) -> Option<Envelope<P>> {
-        // The first message of a held key waits for its retry and is not dropped.
-        if self.queues[number as usize].state == KeyState::Held {
+        // The first message of a delayed key waits for its retry and is not dropped.
+        if self.queues[number as usize].state == KeyState::Delayed {
             return None;
         }
         let envelope = self.unlink_first(number)?;
@@ -413,7 +426,7 @@ impl<P> Stripe<P> {
         }
     }
 
-    /// Removes all messages that are sorted in, key by key. Keys being handled stay.
+    /// Removes all queued messages, key by key. Keys being handled stay.
     pub(crate) fn clear(&mut self) -> Vec<Envelope<P>> {
         let mut all = Vec::with_capacity(self.messages.len());
         let numbers: Vec<u32> = self.queues.iter().map(|(number, _)| id(number)).collect();
@@ -429,7 +442,7 @@ impl<P> Stripe<P> {
             }
         }
         self.ready.clear();
-        self.held.clear();
+        self.delayed.clear();
         all
     }
 
@@ -470,8 +483,7 @@ impl<P> Stripe<P> {
 }
 
 fn id(index: usize) -> u32 {
-    // The number of messages is limited to far less than 2^31.
-    u32::try_from(index).expect("a stripe holds fewer than 2^32 messages")
+    u32::try_from(index).expect("a pool has far fewer than 2^31 messages")
 }
 
 #[cfg(all(test, not(loom)))]
@@ -486,8 +498,8 @@ mod tests {
     use crate::message::Delivery;
 
     fn envelope(key: u64, payload: u32) -> Envelope<u32> {
-        let delivery = Delivery { message: Message::new(key, payload), attempts: 0, asker: None };
-        Envelope::seal(delivery, payload as usize % 7, 0)
+        let delivery = Delivery { message: Message::new(key, payload), attempts: 0, ask: None };
+        Envelope::new(delivery, payload as usize % 7, 0)
     }
 
     #[derive(Debug, Clone)]
@@ -496,7 +508,7 @@ mod tests {
         Next,
         NextOf(usize),
         Done(usize),
-        Again(usize, u64),
+        Retry(usize, u64),
         PopOldest(u64),
         PopAny,
         Newest(u64),
@@ -508,7 +520,7 @@ mod tests {
             3 => Just(Operation::Next),
             1 => any::<usize>().prop_map(Operation::NextOf),
             3 => any::<usize>().prop_map(Operation::Done),
-            1 => (any::<usize>(), 0..9_u64).prop_map(|(which, due)| Operation::Again(which, due)),
+            1 => (any::<usize>(), 0..9_u64).prop_map(|(which, due)| Operation::Retry(which, due)),
             1 => (0..5_u64).prop_map(Operation::PopOldest),
             1 => Just(Operation::PopAny),
             1 => (0..5_u64).prop_map(Operation::Newest),
@@ -521,7 +533,7 @@ mod tests {
         for key in 0..100 {
             stripe.push(envelope(key, 1));
             assert_eq!(stripe.pop_oldest_of_any().unwrap().key, Key(key));
-            assert!(stripe.queues.len() == 1 && stripe.ready.len() == 1, "only the last queue exists");
+            assert!(stripe.queues.len() == 1 && stripe.ready.len() == 1, "only the last queue is left");
         }
         assert!(stripe.pop_oldest_of_any().is_none() && stripe.is_empty());
     }
@@ -535,13 +547,13 @@ mod tests {
         ) {
             let mut stripe = Stripe::new(tracking);
             let mut model: BTreeMap<u64, VecDeque<u32>> = BTreeMap::new();
-            let mut running: Vec<(Turn, Envelope<u32>)> = Vec::new();
+            let mut running: Vec<(KeyToken, Envelope<u32>)> = Vec::new();
             let base = Instant::now();
             let (mut pushed, mut time) = (0, base);
             for operation in operations {
                 time += Duration::from_millis(1);
                 if matches!(operation, Operation::PopOldest(_) | Operation::PopAny | Operation::Newest(_)) {
-                    stripe.sort_in();
+                    stripe.queue_arrivals();
                 }
                 match operation {
                     Operation::Push(key) => {
@@ -552,28 +564,28 @@ mod tests {
                     // Without tracking there is only one worker.
                     Operation::Next | Operation::NextOf(_) if tracking == Tracking::Nothing && !running.is_empty() => {}
                     Operation::Next | Operation::NextOf(_) => {
-                        let mut turn = Turn::UNTRACKED;
+                        let mut token = KeyToken::UNTRACKED;
                         let next = if let Operation::NextOf(choice) = operation {
-                            stripe.sort_in();
-                            stripe.next_of(choice, time, &mut turn)
+                            stripe.queue_arrivals();
+                            stripe.next_chosen(choice, time, &mut token)
                         } else {
-                            stripe.next(|| time, &mut turn)
+                            stripe.next(|| time, &mut token)
                         };
                         if let Some(envelope) = next {
                             let key = envelope.key;
                             prop_assert!(running.iter().all(|(_, other)| other.key != key), "one at a time");
                             prop_assert_eq!(model.get_mut(&key.0).unwrap().pop_front(), Some(envelope.payload));
-                            running.push((turn, envelope));
+                            running.push((token, envelope));
                         }
                     }
                     Operation::Done(which) => if !running.is_empty() {
-                        let (turn, envelope) = running.swap_remove(which % running.len());
-                        stripe.done(turn, envelope.bytes);
+                        let (token, envelope) = running.swap_remove(which % running.len());
+                        stripe.done(token, envelope.bytes);
                     },
-                    Operation::Again(which, due) => if !running.is_empty() {
-                        let (turn, envelope) = running.swap_remove(which % running.len());
+                    Operation::Retry(which, due) => if !running.is_empty() {
+                        let (token, envelope) = running.swap_remove(which % running.len());
                         model.get_mut(&envelope.key.0).unwrap().push_front(envelope.payload);
-                        stripe.retry(turn, envelope, time + Duration::from_millis(due));
+                        stripe.retry(token, envelope, time + Duration::from_millis(due));
                     },
                     Operation::PopOldest(key) => if let Some(envelope) = stripe.pop_oldest(Key(key)) {
                         prop_assert_eq!(model.get_mut(&key).unwrap().pop_front(), Some(envelope.payload));
@@ -591,18 +603,18 @@ mod tests {
                     if tracking != Tracking::Load || !stripe.arrivals().is_empty() {
                         break;
                     }
-                    let held = |running: &Vec<(Turn, Envelope<u32>)>| {
+                    let load = |running: &Vec<(KeyToken, Envelope<u32>)>| {
                         running.iter().filter(|(_, other)| other.key.0 == key).map(|(_, other)| other.bytes)
                             .chain(model.get(&key).into_iter().flatten().map(|payload| *payload as usize % 7))
                             .fold((0, 0), |(count, bytes), size| (count + 1, bytes + size))
                     };
-                    prop_assert_eq!(stripe.load(Key(key)), held(&running));
+                    prop_assert_eq!(stripe.load(Key(key)), load(&running));
                 }
             }
-            for (turn, envelope) in running {
-                stripe.done(turn, envelope.bytes);
+            for (token, envelope) in running {
+                stripe.done(token, envelope.bytes);
             }
-            stripe.sort_in();
+            stripe.queue_arrivals();
             let rest: usize = model.values().map(VecDeque::len).sum();
             prop_assert_eq!(stripe.clear().len(), rest);
             prop_assert!(stripe.is_empty(), "an idle key uses no memory");

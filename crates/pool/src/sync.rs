@@ -1,4 +1,4 @@
-//! Synchronization primitives, which the model checker replaces. All shared state uses them.
+//! Synchronization primitives: those of `std`, or those of the model checker loom. All shared state uses them.
 
 #[cfg(not(loom))]
 pub(crate) use std::{

@@ -1,4 +1,4 @@
-//! Trace contexts: the trace that a message belongs to, across threads and processes.
+//! Trace contexts, which connect the messages of a trace across threads and processes.
 
 use std::cell::Cell;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 /// A W3C trace context: which trace a message belongs to, and which span caused it.
 ///
-/// It is part of the message, because a thread-local would be lost on another thread. To receive it from another process, parse a
-/// `traceparent` header; to send it, format it.
+/// It is part of the message, because a thread-local would be lost on another thread. It is parsed from a `traceparent` header, and its
+/// `Display` is one.
 ///
 /// ```
 /// use tidewire_pool::TraceContext;
@@ -65,7 +65,7 @@ impl TraceContext {
         CURRENT.get()
     }
 
-    /// Makes this the current context until the guard is dropped.
+    /// Makes this the current context of the thread until the guard is dropped.
     pub(crate) fn enter(self) -> Entered {
         Entered { before: CURRENT.replace(self) }
     }
@@ -85,7 +85,7 @@ impl TraceContext {
         self.span
     }
 
-    /// Returns whether the trace is recorded by the process that began it.
+    /// Returns whether the process that began the trace records it.
     pub fn is_sampled(self) -> bool {
         self.flags & 1 == 1
     }

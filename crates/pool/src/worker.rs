@@ -1,13 +1,13 @@
-//! The loop of a worker thread: take a message, handle it, search for more, sleep.
+//! The loop of a worker thread: takes messages, handles them, searches for more, and sleeps.
 
 use crate::engine::{Engine, NextWork, WorkerState};
 use crate::sync::thread;
 
-/// The number of checks for new work before a worker sleeps. Sleeping and waking cost both sides some microseconds, so spinning for
-/// about as long is never much worse, and much better under load. Each check takes the cache line of the intake away from submitters,
-/// so the pauses between checks grow, which also lets a batch accumulate. The model checker does not spin.
+/// The number of checks for new work before a worker sleeps. Sleeping and waking cost the worker and the submitter some microseconds.
+/// Spinning for about as long is never much worse, and much better under load. Each check takes the cache line of the intake away from
+/// submitters, so the pauses between checks grow. This also lets a batch accumulate. Under the model checker, workers do not spin.
 const MAX_CHECKS: u32 = if cfg!(loom) { 0 } else { 24 };
-/// The longest pause between two checks is two to this power of spins. After twice as many checks the thread also yields.
+/// The longest pause between two checks, as a power of two of spins. After twice this number of checks the thread also yields.
 const MAX_PAUSE_EXPONENT: u32 = 7;
 
 /// Runs until the pool is closed.
@@ -31,19 +31,19 @@ pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
         }
         engine.idle.announce_sleep(home);
         match engine.next_work(home) {
-            NextWork::Work => engine.idle.cancel_sleep(home),
+            NextWork::Now => engine.idle.cancel_sleep(home),
             NextWork::Later(time) => engine.idle.sleep(home, Some(time)),
-            NextWork::Nothing => engine.idle.sleep(home, None),
+            NextWork::Never => engine.idle.sleep(home, None),
         }
     }
-    engine.settle(&mut state);
+    engine.complete(&mut state);
     engine.flush(&mut state);
     if searching {
         engine.idle.stop_search();
     }
 }
 
-/// Spins until there may be work. Returns `false` if there was none.
+/// Spins until there may be work. Returns false if no work arrived.
 fn spin<P: Send + 'static>(engine: &Engine<P>, home: usize) -> bool {
     (0..MAX_CHECKS).any(|check| {
         for _ in 0..1 << check.min(MAX_PAUSE_EXPONENT) {

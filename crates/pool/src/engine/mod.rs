@@ -4,27 +4,27 @@
 //!
 //! 1. `submit` puts the message into an envelope with its size (`pool.rs`).
 //! 2. One atomic step takes the budget for one message and its bytes (`budget.rs`). If the pool is full, the overflow policy
-//!    decides: reject, wait, drop the oldest message, or merge (`submitting`).
+//!    decides: reject, wait, drop the oldest message, or merge (`submission.rs`).
 //! 3. The message is appended to the intake of its home shard, which is its key modulo the number of workers. A worker is woken
 //!    if none is searching (`idle.rs`).
-//! 4. A worker takes the next message of its own shard. If that has none and keys may move, it takes one from another shard
-//!    (`worker.rs`, `working`).
+//! 4. A worker takes the next message of its own shard. If the shard has none and keys may move, it takes one from another shard
+//!    (`worker.rs`, `delivery.rs`).
 //! 5. The stripe dequeues the first message of a key that no worker is handling. A message of a busy key waits in the list of
 //!    its key (`stripe.rs`).
 //! 6. A message whose deadline has passed becomes a dead letter. Any other goes to the handler, with a `Context` for follow-up
 //!    messages.
-//! 7. A handled message returns its budget. A failed one is held for its next attempt, together with its whole key, or becomes a
-//!    dead letter (`dead.rs`), and its asker gets the reason (`ask.rs`).
+//! 7. A handled message returns its budget. A failed one waits for its next attempt, and its key with it, or becomes a
+//!    dead letter (`dead_letters.rs`), and a caller of `ask` gets the reason (`ask.rs`).
 //!
 //! `simulation.rs` does steps 4 to 7 on the caller's thread, in virtual time. The decorators (`observe.rs`, `resilience/`) are
-//! handlers around a handler; the engine does not know them.
+//! handlers around a handler, and the engine is not aware of them.
 //!
 //! # Two locks per shard
 //!
-//! Submitters append to the *intake* and touch nothing else. Workers hold the *stripe*, which knows the keys, and take over the
-//! whole intake by one swap from time to time. So a submitter contends with a worker once per batch, not once per message. A
-//! submission that needs to know the keys (a bound per key, an overflow policy) locks the stripe first and then the intake, as
-//! workers do.
+//! Submitters append to the *intake* and access nothing else of the shard. Workers lock the *stripe*, which has the queues of the keys,
+//! and move the whole intake into it by one swap. So a submitter contends with a worker once per batch, not once per message. A
+//! submission that needs the queue of its key (for a bound per key or an overflow policy) locks the stripe first and then the intake,
+//! as workers do.
 //!
 //! # Moving keys
 //!
@@ -33,16 +33,16 @@
 //!
 //! # The budget
 //!
-//! A message is in one place at any time: in an intake, queued in a stripe, or held by a worker. It keeps its budget until it has
-//! ended, so the budget in use counts every message of the pool, and a pool whose budget is unused is empty.
+//! A message is in one place at any time: in an intake, queued in a stripe, or with a worker. It uses budget until it has ended, so
+//! the budget in use counts all messages of the pool, and a pool whose budget is unused is empty.
 //!
-//! Workers return budget in batches of a 64th of the bound, divided by the number of workers, because every submitter touches the
-//! same counter. A bound of less than 64 messages per worker is therefore exact at any time; a larger one is exact when the
-//! workers are idle.
+//! Workers return budget in batches of a 64th of the bound, divided by the number of workers, because all submitters use the same
+//! counter. A bound of less than 64 messages per worker is therefore exact at any time; a larger bound is exact when the workers are
+//! idle.
 
-mod ending;
-mod submitting;
-mod working;
+mod delivery;
+mod shutdown;
+mod submission;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,7 +62,7 @@ use crate::{
     Stats,
 };
 
-pub(crate) use working::{NextWork, WorkerState};
+pub(crate) use delivery::{NextWork, WorkerState};
 
 pub(crate) struct Engine<P> {
     shards: Vec<Padded<Shard<P>>>,
@@ -77,14 +77,13 @@ pub(crate) struct Engine<P> {
     pub(crate) clock: Clock,
     pub(crate) idle: Idle,
     phase: AtomicUsize,
-    /// Notified when the pool becomes empty while it drains.
+    /// Notified when the budget becomes unused while the pool drains.
     empty: (Mutex<()>, Condvar),
     pub(crate) dead_letters: DeadLetters<P>,
     on_dead_letter: Option<Box<OnDeadLetter<P>>>,
     observer: Option<Arc<dyn Observer>>,
     counters: Counters,
-    /// The budget that a worker collects before it returns it: a 64th of the bound, over all workers. Submitters use the same
-    /// counter, so it is not returned for every message.
+    /// The amount of budget that a worker collects before it returns it: a 64th of the bound, divided by the number of workers.
     release_batch: Amount,
 }
 
@@ -98,18 +97,18 @@ struct Shard<P> {
 }
 
 impl<P> Shard<P> {
-    /// Swaps the arrivals, which must be empty, with the messages in the intake.
+    /// Moves the messages in the intake to the arrivals of the stripe, which must be empty.
     fn take_intake(&self, stripe: &mut Stripe<P>) {
         let mut intake = lock(&self.intake);
         std::mem::swap(&mut intake.queue, stripe.arrivals());
         self.pending.store(0, Ordering::Relaxed);
     }
 
-    /// Sorts in all messages, for operations that need to know all messages of a key.
-    fn sort_in(&self, stripe: &mut Stripe<P>) {
-        stripe.sort_in();
+    /// Moves all messages to the queues of their keys, for operations that need all messages of a key.
+    fn queue_arrivals(&self, stripe: &mut Stripe<P>) {
+        stripe.queue_arrivals();
         self.take_intake(stripe);
-        stripe.sort_in();
+        stripe.queue_arrivals();
     }
 }
 
@@ -214,8 +213,8 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    fn give_back(&self, amount: Amount) {
-        let left = self.budget.give_back(amount);
+    fn release_budget(&self, amount: Amount) {
+        let left = self.budget.release(amount);
         if left.messages() == 0 && self.phase() != PoolPhase::Open {
             let _guard = lock(&self.empty.0);
             self.empty.1.notify_all();
@@ -224,19 +223,20 @@ impl<P: Send + 'static> Engine<P> {
 
     /// Turns a message into a dead letter. The caller returns its budget.
     fn dead_letter(&self, delivery: Delivery<P>, reason: DeadLetterReason) {
-        let Delivery { message, attempts, asker } = delivery;
-        let failure = asker.map(|asker| (asker, AskFailure::DeadLettered(reason.clone())));
+        let Delivery { message, attempts, ask } = delivery;
+        let failure = ask.map(|ask| (ask, AskFailure::DeadLettered(reason.clone())));
         let mut letter = DeadLetter { message, reason, attempts };
         if let Some(hook) = &self.on_dead_letter {
             log_panic(|| hook(&mut letter));
         }
         count(&self.counters.dead_lettered);
-        let forgotten = self.dead_letters.keep(letter);
+        let forgotten = self.dead_letters.push(letter);
         self.observe(Event::DeadLettered);
         self.observe(Event::Ended);
-        // After the letter is kept, so that the asker finds it, and before one is dropped, which would end its question as unanswered.
-        if let Some((asker, failure)) = failure {
-            asker.fail(failure);
+        // After the letter is stored, so that a caller of `ask` finds it, and before a letter is dropped: dropping its `Reply` would
+        // end the ask as unanswered.
+        if let Some((ask, failure)) = failure {
+            ask.fail(failure);
         }
         if let Some(forgotten) = forgotten {
             count(&self.counters.forgotten);
@@ -246,7 +246,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     pub(crate) fn depth(&self) -> Amount {
-        self.budget.held()
+        self.budget.used()
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -285,6 +285,6 @@ impl<P: Send + 'static> Engine<P> {
 /// Runs application code and logs a panic, which cannot be returned to a caller.
 fn log_panic(code: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(code)).is_err() {
-        tracing::error!("panic in application code: the drop of a payload, the dead letter hook or the observer");
+        tracing::error!("application code panicked: the drop of a payload, the dead letter hook or the observer");
     }
 }

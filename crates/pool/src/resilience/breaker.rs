@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::later;
+use crate::clock::instant_after;
 use crate::sync::{Mutex, lock};
 use crate::{Context, DeadLetterReason, Handler, Message};
 
@@ -25,8 +25,8 @@ pub struct BreakerOptions {
     /// The time that the breaker stays open. Default: 1 s, long enough to relieve the failing service and short enough to
     /// notice its recovery.
     pub pause: Duration,
-    /// The number of consecutive successes that close the breaker after the pause, and the number of messages that are tried
-    /// concurrently until then. Default: 3, because one success may be a coincidence. 0 counts as 1.
+    /// The number of messages that are handled as probes after the pause. If all of them succeed, the breaker closes. Default: 3,
+    /// because one success may be a coincidence. 0 counts as 1.
     pub probes: u32,
 }
 
@@ -74,13 +74,13 @@ pub enum BreakerState {
 /// A circuit breaker around a handler. After several consecutive failures it rejects messages without calling the handler.
 ///
 /// A rejected message fails like any other. With a [`Retry`](crate::Retry) policy it is retried later, in order; without one, it
-/// becomes a dead letter with [`DeadLetterReason::BreakerOpen`]. Clones share the state, so an application can keep one and check the
+/// becomes a dead letter with [`DeadLetterReason::BreakerOpen`]. Clones share the state, so an application can hold one and check the
 /// [`state`](Self::state) before it submits.
 ///
 /// ```
 /// use tidewire_pool::{Breaker, BreakerOptions, BreakerState, Context, Message, Pool, DeadLetterReason};
 ///
-/// let broken = |_: &mut Message<()>, _: &mut Context<'_, ()>| Err::<(), _>("no answer from the database");
+/// let broken = |_: &mut Message<()>, _: &mut Context<'_, ()>| Err::<(), _>("no response from the database");
 /// let breaker = Breaker::new(BreakerOptions::default());
 /// let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(broken)).unwrap();
 /// for key in 0..6 {
@@ -115,7 +115,7 @@ impl Breaker {
         BreakerHandler { inner, breaker: self.clone() }
     }
 
-    /// Returns the state at this time.
+    /// Returns the state at a time.
     pub fn state(&self, now: Instant) -> BreakerState {
         match &*lock(&self.state) {
             InnerState::Closed { .. } => BreakerState::Closed,
@@ -144,7 +144,7 @@ impl Breaker {
 
     fn record(&self, ok: bool, now: Instant) {
         let mut state = lock(&self.state);
-        let opened = InnerState::Open { until: later(now, self.options.pause) };
+        let opened = InnerState::Open { until: instant_after(now, self.options.pause) };
         match &mut *state {
             InnerState::Closed { failures } if ok => *failures = 0,
             InnerState::Closed { failures } => {
@@ -163,7 +163,7 @@ impl Breaker {
                 }
             }
             InnerState::HalfOpen { .. } => *state = opened,
-            // This attempt started before the breaker opened.
+            // The attempt started before the breaker opened.
             InnerState::Open { .. } => {}
         }
     }

@@ -1,18 +1,18 @@
 //! Load shedding by queue delay: `CoDel` (RFC 8289), adapted to requests.
 //!
 //! A long queue is harmless if it drains, and a short queue is harmful if it never does. So the signal is the *smallest* delay in an
-//! interval: the handler is overloaded only while that stays above the target, as in the RFC.
+//! interval: the handler is overloaded only while this minimum stays above the target, as in the RFC.
 //!
-//! The reaction differs from the RFC, which drops packets one at a time because each loss slows its sender down. Senders of messages
-//! may not slow down: in a simulation with twice the load, the delay was still five seconds after twenty seconds. So every
-//! message that waited for more than twice the target is shed, until the smallest delay is below the target again. The remaining
-//! messages are handled in time.
+//! The reaction differs from the RFC, which drops packets one at a time, because each loss slows the sender down. Senders of messages
+//! may not slow down: in a simulation of this algorithm with twice the load, the delay was still five seconds after twenty seconds. So
+//! every message that waited for more than twice the target is shed, until the smallest delay of an interval is below the target
+//! again. The other messages are handled in time.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::later;
+use crate::clock::instant_after;
 use crate::sync::{Mutex, lock};
 use crate::{Context, DeadLetterReason, Handler, Message};
 
@@ -20,10 +20,10 @@ use crate::{Context, DeadLetterReason, Handler, Message};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct SheddingOptions {
-    /// The queue delay that is always acceptable. Default: 5 ms, as in the RFC.
+    /// The queue delay below which no message is shed. Default: 5 ms, as in the RFC.
     pub target: Duration,
     /// The time for which the queue delay may stay above the target. Default: 100 ms, as in the RFC: a burst that drains within
-    /// a round trip does no harm.
+    /// a round trip is harmless.
     pub interval: Duration,
 }
 
@@ -78,13 +78,13 @@ struct DelayState {
     /// The end of the current interval, and the smallest delay in it.
     interval: Option<(Instant, Duration)>,
     /// Whether the smallest delay of the last complete interval was above the target.
-    overloaded: bool,
+    is_overloaded: bool,
     /// The delay of the last message, and when it was measured.
     last: Option<(Instant, Duration)>,
 }
 
 impl Shedding {
-    /// Creates load shedding that has not seen a message.
+    /// Creates load shedding without measurements.
     pub fn new(options: SheddingOptions) -> Self {
         Self { options, state: Arc::default() }
     }
@@ -96,42 +96,42 @@ impl Shedding {
 
     /// Returns the queue delay: how long the last message waited before a worker took it, a shed one included.
     ///
-    /// It is zero if more time than the last message's delay, and more than the
-    /// [`interval`](SheddingOptions#structfield.interval), has passed since: the messages behind it should have been handled by then.
+    /// It is zero if more time has passed since then than this delay and the [`interval`](SheddingOptions#structfield.interval): the
+    /// messages behind the last one should have been handled by then.
     pub fn queue_delay(&self, now: Instant) -> Duration {
         self.delay(&lock(&self.state), now)
     }
 
     /// Returns how long a client should wait before its next attempt, or `None` if there is no overload.
     ///
-    /// That is the [queue delay](Self::queue_delay), but at least the rest of the interval at whose end the overload is measured
-    /// again.
+    /// This is the [queue delay](Self::queue_delay), or the rest of the current interval if that is longer. At the end of an interval,
+    /// the overload is determined again.
     pub fn retry_after(&self, now: Instant) -> Option<Duration> {
         let state = lock(&self.state);
         let delay = self.delay(&state, now);
-        let (end, _) = state.interval.filter(|_| state.overloaded && delay > self.options.target)?;
+        let (end, _) = state.interval.filter(|_| state.is_overloaded && delay > self.options.target)?;
         Some(delay.max(end.saturating_duration_since(now)))
     }
 
     fn delay(&self, state: &DelayState, now: Instant) -> Duration {
-        let current = |&(at, delay): &(Instant, Duration)| now < later(at, delay.max(self.options.interval));
+        let current = |&(at, delay): &(Instant, Duration)| now < instant_after(at, delay.max(self.options.interval));
         state.last.filter(current).map_or(Duration::ZERO, |(_, delay)| delay)
     }
 
-    /// Records the delay of a message, and returns whether to shed it.
-    fn sheds(&self, waited: Duration, now: Instant) -> bool {
+    /// Records the delay of a message. Returns whether to shed the message.
+    fn should_shed(&self, waited: Duration, now: Instant) -> bool {
         let SheddingOptions { target, interval } = self.options;
         let mut state = lock(&self.state);
         state.last = Some((now, waited));
         match &mut state.interval {
             Some((end, smallest)) if now < *end => *smallest = waited.min(*smallest),
             ended => {
-                let over = ended.is_some_and(|(_, smallest)| smallest > target);
-                *ended = Some((later(now, interval), waited));
-                state.overloaded = over;
+                let is_overloaded = ended.is_some_and(|(_, smallest)| smallest > target);
+                *ended = Some((instant_after(now, interval), waited));
+                state.is_overloaded = is_overloaded;
             }
         }
-        state.overloaded && waited > target.saturating_mul(2)
+        state.is_overloaded && waited > target.saturating_mul(2)
     }
 }
 
@@ -182,7 +182,7 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for SheddingHandler<H> {
         // The delay of a retry includes its pause, so only the first attempt counts.
         if context.attempt() == 1
             && let Some(waited) = context.waited()
-            && self.shedding.sheds(waited, context.now())
+            && self.shedding.should_shed(waited, context.now())
         {
             context.do_not_retry();
             return Err(SheddingError::Shed { waited });

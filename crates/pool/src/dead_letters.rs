@@ -36,7 +36,7 @@ pub enum DeadLetterReason {
     BreakerOpen,
     /// Its deadline passed before it was handled.
     Expired,
-    /// It was the oldest in a full queue under [`Overflow::DropOldest`](crate::Overflow::DropOldest).
+    /// It was the oldest message of a full queue under [`Overflow::DropOldest`](crate::Overflow::DropOldest).
     Displaced,
     /// An attempt failed, and the pool was shut down before the next one.
     ShutDown,
@@ -65,7 +65,7 @@ impl<P> DeadLetter<P> {
 
 /// The newest dead letters of a pool.
 ///
-/// At the [bound](crate::Builder::dead_letters) the oldest is dropped and [counted](crate::Stats::forgotten).
+/// Above the [bound](crate::Builder::dead_letters), the oldest is dropped and [counted](crate::Stats::forgotten).
 #[derive(Debug)]
 pub struct DeadLetters<P> {
     capacity: usize,
@@ -77,8 +77,8 @@ impl<P> DeadLetters<P> {
         Self { capacity, letters: Mutex::new(VecDeque::new()) }
     }
 
-    /// Adds a letter. Returns the one that was dropped because of the bound.
-    pub(crate) fn keep(&self, letter: DeadLetter<P>) -> Option<DeadLetter<P>> {
+    /// Adds a letter. Returns the letter that exceeds the bound, if any.
+    pub(crate) fn push(&self, letter: DeadLetter<P>) -> Option<DeadLetter<P>> {
         if self.capacity == 0 {
             return Some(letter);
         }
@@ -103,8 +103,7 @@ impl<P> DeadLetters<P> {
         lock(&self.letters).iter().for_each(visit);
     }
 
-    /// Removes and returns the oldest dead letters, at most this number: to inspect, to drop, or to
-    /// [submit again](DeadLetter::into_message).
+    /// Removes and returns the oldest dead letters, at most `at_most`, for example to [submit them again](DeadLetter::into_message).
     pub fn take(&self, at_most: usize) -> Vec<DeadLetter<P>> {
         let mut letters = lock(&self.letters);
         let count = letters.len().min(at_most);

@@ -1,4 +1,4 @@
-//! Shutdown: draining, closing, and returning the messages that are left.
+//! Shutdown: draining, closing, and returning the messages that were not handled.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     /// Advances the phase, and wakes submitters that wait for budget.
-    fn enter(&self, phase: PoolPhase) {
+    fn advance_phase(&self, phase: PoolPhase) {
         self.phase.fetch_max(phase as usize, Ordering::SeqCst);
         for shard in &self.shards {
             let mut intake = lock(&shard.intake);
@@ -26,10 +26,10 @@ impl<P: Send + 'static> Engine<P> {
 
     /// Stops accepting messages except follow-ups, and waits until all messages have ended or the timeout has passed.
     pub(crate) fn drain(&self, timeout: Duration) {
-        self.enter(PoolPhase::Draining);
+        self.advance_phase(PoolPhase::Draining);
         let deadline = Instant::now().checked_add(timeout);
         let mut guard = lock(&self.empty.0);
-        while self.budget.held_now().messages() > 0 || self.running() > 0 {
+        while self.budget.used_ordered().messages() > 0 || self.running() > 0 {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return;
@@ -39,31 +39,31 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Stops accepting messages, and returns those that have not started.
+    /// Stops accepting messages, and returns those that no worker has taken.
     pub(crate) fn close(&self) -> Vec<Message<P>> {
-        self.enter(PoolPhase::Closed);
+        self.advance_phase(PoolPhase::Closed);
         let mut returned = Vec::new();
         for shard in &self.shards {
             let mut stripe = lock(&shard.stripe);
-            shard.sort_in(&mut stripe);
+            shard.queue_arrivals(&mut stripe);
             returned.append(&mut stripe.clear());
         }
         self.idle.wake_all();
         let returned = returned.into_iter().map(|envelope| {
             count(&self.counters.returned);
-            self.give_back(Amount::new(1, envelope.bytes));
+            self.release_budget(Amount::new(1, envelope.bytes));
             self.observe(Event::Returned);
             self.observe(Event::Ended);
-            let Delivery { message, asker, .. } = envelope.open();
-            if let Some(asker) = asker {
-                asker.fail(AskFailure::Returned);
+            let Delivery { message, ask, .. } = envelope.into_delivery();
+            if let Some(ask) = ask {
+                ask.fail(AskFailure::Returned);
             }
             message
         });
         returned.collect()
     }
 
-    /// Returns the number of workers that are handling a message. It does not grow after [`close`](Self::close).
+    /// Returns the number of workers that are handling a message. It does not increase after [`close`](Self::close).
     pub(crate) fn running(&self) -> usize {
         self.shards.iter().filter(|shard| shard.worker.busy.load(Ordering::Relaxed)).count()
     }

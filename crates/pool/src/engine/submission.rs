@@ -1,8 +1,8 @@
 //! Submission: the budget, the overflow policy, and follow-up messages.
 //!
-//! A follow-up inherits the budget of the message that caused it. So a chain of messages makes progress even if the pool is full, and
-//! no worker waits for budget. A message that has passed its budget on and then fails is retried only if there is unused budget, so
-//! that the bound always holds.
+//! The first follow-up takes over the budget of the message being handled. So a chain of messages makes progress even if the pool is
+//! full, and no worker waits for budget. If the message then fails, it is retried only if there is unused budget, so the bound always
+//! holds.
 #![expect(
     clippy::inline_always,
     reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 
 use super::{Engine, PoolPhase, count};
-use crate::ask::{AskHandle, merge_questions};
-use crate::budget::{Amount, Budget, Scope};
+use crate::ask::{AskHandle, merge_asks};
+use crate::budget::{Amount, Bound, Budget};
 use crate::message::{Delivery, Envelope};
 use crate::sync::{Ordering, lock, thread, thread_local};
 use crate::{DeadLetterReason, Event, Key, Merge, Message, Overflow, Placement, SubmitError, Submitted};
@@ -23,12 +23,11 @@ use crate::{DeadLetterReason, Event, Key, Merge, Message, Overflow, Placement, S
 /// The source of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
+    /// A caller of the pool.
     Outside,
-    /// A handler. `replaces` is the key and size of its message if the follow-up takes over its budget: it then no longer counts for its
-    /// key.
-    Handler {
-        replaces: Option<(Key, usize)>,
-    },
+    /// A handler. If the follow-up takes over the budget of the message being handled, `replaces` is the key and the size of that
+    /// message, which then no longer counts for its key.
+    Handler { replaces: Option<(Key, usize)> },
 }
 
 /// A message that is being submitted. It is passed by reference, because moving it through results costs as much as queueing it.
@@ -42,20 +41,20 @@ struct Submission<P> {
 /// Why a message was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rejection {
-    Full(Scope),
+    Full(Bound),
     TooLarge,
     Closed,
 }
 
-/// How often a submitter yields before it blocks. Budget is returned in batches, and soon if handlers are quick.
-const YIELDS: u32 = if cfg!(loom) { 0 } else { 16 };
+/// How often a submitter yields before it blocks. If handlers are quick, budget is returned in that time.
+const MAX_YIELDS: u32 = if cfg!(loom) { 0 } else { 16 };
 
 impl<P: Send + 'static> Engine<P> {
     #[inline(always)]
-    fn prepare(&self, message: Message<P>, asker: Option<Arc<dyn AskHandle>>) -> Submission<P> {
+    fn prepare(&self, message: Message<P>, ask: Option<Arc<dyn AskHandle>>) -> Submission<P> {
         let (key, bytes) = (message.key, (self.size)(&message.payload));
         let submitted = if self.timed { self.clock.nanos() } else { 0 };
-        let envelope = Envelope::seal(Delivery { message, attempts: 0, asker }, bytes, submitted);
+        let envelope = Envelope::new(Delivery { message, attempts: 0, ask }, bytes, submitted);
         Submission { key, bytes, envelope: Some(envelope) }
     }
 
@@ -63,53 +62,53 @@ impl<P: Send + 'static> Engine<P> {
     pub(crate) fn try_submit(
         &self,
         message: Message<P>,
-        asker: Option<Arc<dyn AskHandle>>,
+        ask: Option<Arc<dyn AskHandle>>,
     ) -> Result<Submitted, SubmitError<P>> {
-        let mut submission = self.prepare(message, asker);
-        let ended = self.accept(&mut submission);
-        self.finish(ended, submission)
+        let mut submission = self.prepare(message, ask);
+        let outcome = self.accept(&mut submission);
+        self.finish(outcome, submission)
     }
 
     /// As [`try_submit`](Self::try_submit), but waits for budget if that is the policy.
     pub(crate) async fn submit(
         &self,
         message: Message<P>,
-        asker: Option<Arc<dyn AskHandle>>,
+        ask: Option<Arc<dyn AskHandle>>,
     ) -> Result<Submitted, SubmitError<P>> {
-        let mut submission = self.prepare(message, asker);
-        let mut ended = self.accept(&mut submission);
-        if self.may_wait(ended) {
-            ended = self.wait(&mut submission).await;
+        let mut submission = self.prepare(message, ask);
+        let mut outcome = self.accept(&mut submission);
+        if self.may_wait(outcome) {
+            outcome = self.wait(&mut submission).await;
         }
-        self.finish(ended, submission)
+        self.finish(outcome, submission)
     }
 
     /// As [`submit`](Self::submit), on a thread that may block.
     #[inline]
     pub(crate) fn submit_blocking(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
         let mut submission = self.prepare(message, None);
-        let mut ended = self.accept(&mut submission);
-        if self.may_wait(ended) {
-            ended = self.wait_blocking(&mut submission);
+        let mut outcome = self.accept(&mut submission);
+        if self.may_wait(outcome) {
+            outcome = self.wait_blocking(&mut submission);
         }
-        self.finish(ended, submission)
+        self.finish(outcome, submission)
     }
 
-    fn may_wait(&self, ended: Result<Submitted, Rejection>) -> bool {
-        matches!((ended, &self.overflow), (Err(Rejection::Full(_)), Overflow::Wait))
+    fn may_wait(&self, outcome: Result<Submitted, Rejection>) -> bool {
+        matches!((outcome, &self.overflow), (Err(Rejection::Full(_)), Overflow::Wait))
     }
 
     async fn wait(&self, submission: &mut Submission<P>) -> Result<Submitted, Rejection> {
         let mut ticket = None;
         poll_fn(|context| {
-            // Try again after registering, because budget that was returned before causes no wake-up.
+            // Tries again after registering, because budget that was returned earlier causes no wake-up.
             for registered in [false, true] {
                 match self.accept(submission) {
-                    Err(Rejection::Full(scope)) if !registered => {
-                        WaitTicket::hold(&mut ticket, &self.budget, scope).register(context.waker());
+                    Err(Rejection::Full(bound)) if !registered => {
+                        WaitTicket::for_bound(&mut ticket, &self.budget, bound).register(context.waker());
                     }
                     Err(Rejection::Full(_)) => {}
-                    ended => return Poll::Ready(ended),
+                    outcome => return Poll::Ready(outcome),
                 }
             }
             Poll::Pending
@@ -119,8 +118,8 @@ impl<P: Send + 'static> Engine<P> {
 
     #[cold]
     fn wait_blocking(&self, submission: &mut Submission<P>) -> Result<Submitted, Rejection> {
-        for _ in 0..YIELDS {
-            if self.budget.fits(Amount::new(1, submission.bytes)) {
+        for _ in 0..MAX_YIELDS {
+            if self.budget.can_acquire(Amount::new(1, submission.bytes)) {
                 break;
             }
             thread::yield_now();
@@ -132,10 +131,10 @@ impl<P: Send + 'static> Engine<P> {
     #[inline(always)]
     fn finish(
         &self,
-        ended: Result<Submitted, Rejection>,
+        outcome: Result<Submitted, Rejection>,
         submission: Submission<P>,
     ) -> Result<Submitted, SubmitError<P>> {
-        match ended {
+        match outcome {
             Ok(Submitted::Merged) => {
                 count(&self.counters.merged);
                 self.observe(Event::Merged);
@@ -153,7 +152,8 @@ impl<P: Send + 'static> Engine<P> {
     fn reject(&self, rejection: Rejection, submission: Submission<P>) -> SubmitError<P> {
         count(&self.counters.rejected);
         self.observe(Event::Rejected);
-        let message = submission.envelope.expect("only an accepted message is removed").open().message;
+        let message =
+            submission.envelope.expect("a rejected message is still in its submission").into_delivery().message;
         match rejection {
             Rejection::Full(_) => SubmitError::Full(message),
             Rejection::TooLarge => SubmitError::TooLarge(message),
@@ -165,38 +165,38 @@ impl<P: Send + 'static> Engine<P> {
     pub(crate) fn follow_up(
         &self,
         message: Message<P>,
-        key: Key,
-        own: &mut Option<Amount>,
-        asker: Option<Arc<dyn AskHandle>>,
+        parent_key: Key,
+        parent_budget: &mut Option<Amount>,
+        ask: Option<Arc<dyn AskHandle>>,
     ) -> Result<(), SubmitError<P>> {
-        let mut submission = self.prepare(message, asker);
-        let ended = self.accept_follow_up(&mut submission, key, own);
-        self.finish(ended, submission).map(|_| ())
+        let mut submission = self.prepare(message, ask);
+        let outcome = self.accept_follow_up(&mut submission, parent_key, parent_budget);
+        self.finish(outcome, submission).map(|_| ())
     }
 
     fn accept_follow_up(
         &self,
         submission: &mut Submission<P>,
-        key: Key,
-        own: &mut Option<Amount>,
+        parent_key: Key,
+        parent_budget: &mut Option<Amount>,
     ) -> Result<Submitted, Rejection> {
         let bytes = submission.bytes;
         if bytes > self.max_message_bytes() {
             return Err(Rejection::TooLarge);
         }
-        // Use the budget of the message being handled first, with additional bytes if necessary.
-        let inherited = own.filter(|own| {
-            let more = bytes.saturating_sub(own.bytes());
-            more == 0 || self.budget.try_take(Amount::new(0, more))
+        // Uses the budget of the message being handled first, with additional bytes if necessary.
+        let inherited = parent_budget.filter(|parent| {
+            let more = bytes.saturating_sub(parent.bytes());
+            more == 0 || self.budget.try_acquire(Amount::new(0, more))
         });
-        if inherited.is_none() && !self.budget.try_take(Amount::new(1, bytes)) {
-            return Err(if self.is_closed() { Rejection::Closed } else { Rejection::Full(Scope::Total) });
+        if inherited.is_none() && !self.budget.try_acquire(Amount::new(1, bytes)) {
+            return Err(if self.is_closed() { Rejection::Closed } else { Rejection::Full(Bound::Total) });
         }
-        let replaces = inherited.map(|own| (key, own.bytes()));
+        let replaces = inherited.map(|parent| (parent_key, parent.bytes()));
         let enqueued = self.enqueue(submission, Origin::Handler { replaces });
         let unused = match (enqueued, inherited) {
             (Ok(()), Some(inherited)) => {
-                *own = None;
+                *parent_budget = None;
                 Amount::new(0, inherited.bytes().saturating_sub(bytes))
             }
             (Ok(()), None) => Amount::default(),
@@ -204,7 +204,7 @@ impl<P: Send + 'static> Engine<P> {
             (Err(_), None) => Amount::new(1, bytes),
         };
         if unused != Amount::default() {
-            self.give_back(unused);
+            self.release_budget(unused);
         }
         enqueued.map(|()| Submitted::Queued)
     }
@@ -219,30 +219,31 @@ impl<P: Send + 'static> Engine<P> {
         if submission.bytes > self.max_message_bytes() {
             return Err(Rejection::TooLarge);
         }
-        let wanted = Amount::new(1, submission.bytes);
-        let rejection = if self.budget.try_take(wanted) {
+        let amount = Amount::new(1, submission.bytes);
+        let rejection = if self.budget.try_acquire(amount) {
             match self.enqueue(submission, Origin::Outside) {
                 Ok(()) => return Ok(Submitted::Queued),
                 Err(rejection) => {
-                    self.give_back(wanted);
+                    self.release_budget(amount);
                     rejection
                 }
             }
         } else {
-            Rejection::Full(Scope::Total)
+            Rejection::Full(Bound::Total)
         };
         self.overflow(submission, rejection)
     }
 
     #[cold]
     fn overflow(&self, submission: &mut Submission<P>, rejection: Rejection) -> Result<Submitted, Rejection> {
-        // A waiting submission reads the phase after it has registered, and closing wakes all registered ones, so it notices a shutdown.
+        // A waiting submission reads the phase after it has registered, and closing wakes all registered submissions, so each of them
+        // observes a shutdown.
         if self.phase() != PoolPhase::Open {
             return Err(Rejection::Closed);
         }
         match (&self.overflow, rejection) {
-            (Overflow::DropOldest, Rejection::Full(scope)) => self.displace(submission, scope),
-            (Overflow::Coalesce(merge), Rejection::Full(scope)) => self.coalesce(submission, scope, &**merge),
+            (Overflow::DropOldest, Rejection::Full(bound)) => self.displace(submission, bound),
+            (Overflow::Coalesce(merge), Rejection::Full(bound)) => self.coalesce(submission, bound, &**merge),
             _ => Err(rejection),
         }
     }
@@ -255,7 +256,7 @@ impl<P: Send + 'static> Engine<P> {
 
         let shard = &self.shards[home];
         let mut stripe = lock(&shard.stripe);
-        shard.sort_in(&mut stripe);
+        shard.queue_arrivals(&mut stripe);
         let (mut messages, mut bytes) = stripe.load(submission.key);
         if let Origin::Handler { replaces: Some((key, size)) } = origin
             && key == submission.key
@@ -263,7 +264,7 @@ impl<P: Send + 'static> Engine<P> {
             (messages, bytes) = (messages - 1, bytes - size);
         }
         if messages + 1 > limit.messages || bytes + submission.bytes > limit.bytes {
-            return Err(Rejection::Full(Scope::Key(submission.key)));
+            return Err(Rejection::Full(Bound::Key(submission.key)));
         }
         self.append(home, submission, origin)
     }
@@ -282,7 +283,7 @@ impl<P: Send + 'static> Engine<P> {
         intake.accepted += 1;
         shard.pending.store(intake.queue.len(), Ordering::Relaxed);
         let wake = match self.placement {
-            Placement::Moving => self.idle.lacks_searchers(),
+            Placement::Moving => self.idle.must_wake_worker(),
             Placement::Pinned => self.idle.is_asleep(home),
         };
         drop(intake);
@@ -301,70 +302,72 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     /// Drops older messages until there is enough budget.
-    fn displace(&self, submission: &mut Submission<P>, mut scope: Scope) -> Result<Submitted, Rejection> {
-        let wanted = Amount::new(1, submission.bytes);
+    fn displace(&self, submission: &mut Submission<P>, mut bound: Bound) -> Result<Submitted, Rejection> {
+        let amount = Amount::new(1, submission.bytes);
         let mut dropped = 0;
         loop {
-            let Some(victim) = self.victim(submission.key, scope) else { return Err(Rejection::Full(scope)) };
+            let Some(oldest) = self.take_oldest(submission.key, bound) else { return Err(Rejection::Full(bound)) };
             dropped += 1;
-            let budget = Amount::new(1, victim.bytes);
+            let budget = Amount::new(1, oldest.bytes);
             count(&self.counters.displaced);
             self.observe(Event::Displaced);
-            self.dead_letter(victim.open(), DeadLetterReason::Displaced);
-            // Last, because `drain` considers the pool empty when all budget has been returned.
-            self.give_back(budget);
+            self.dead_letter(oldest.into_delivery(), DeadLetterReason::Displaced);
+            // After the dead letter is stored, because `drain` considers the pool empty when all budget has been returned.
+            self.release_budget(budget);
 
-            if !self.budget.try_take(wanted) {
-                scope = Scope::Total;
+            if !self.budget.try_acquire(amount) {
+                bound = Bound::Total;
                 continue;
             }
             match self.enqueue(submission, Origin::Outside) {
                 Ok(()) => return Ok(Submitted::Displacing(dropped)),
                 Err(rejection) => {
-                    self.give_back(wanted);
+                    self.release_budget(amount);
                     let Rejection::Full(other) = rejection else { return Err(rejection) };
-                    scope = other;
+                    bound = other;
                 }
             }
         }
     }
 
-    /// Removes the oldest queued message of the key. If there is none and the whole pool is full, removes that of the key that has been
-    /// ready longest, first in the same shard and then in the others.
-    fn victim(&self, key: Key, scope: Scope) -> Option<Envelope<P>> {
+    /// Removes the oldest queued message of the key. If the key has none and the whole pool is full, removes the oldest message of the
+    /// key that has been ready longest, first in the same shard and then in the others.
+    fn take_oldest(&self, key: Key, bound: Bound) -> Option<Envelope<P>> {
         let home = self.home(key);
-        let others = if scope == Scope::Total { self.shards.len() } else { 1 };
+        let others = if bound == Bound::Total { self.shards.len() } else { 1 };
         (home..home + others).map(|number| number % self.shards.len()).find_map(|number| {
             let shard = &self.shards[number];
             let mut stripe = lock(&shard.stripe);
-            shard.sort_in(&mut stripe);
-            match scope {
-                Scope::Total => stripe.pop_oldest(key).or_else(|| stripe.pop_oldest_of_any()),
-                Scope::Key(_) => stripe.pop_oldest(key),
+            shard.queue_arrivals(&mut stripe);
+            match bound {
+                Bound::Total => stripe.pop_oldest(key).or_else(|| stripe.pop_oldest_of_any()),
+                Bound::Key(_) => stripe.pop_oldest(key),
             }
         })
     }
 
-    /// Merges a message into the newest queued message of its key. The budget for its bytes is taken before the merge.
-    fn coalesce(&self, submission: &mut Submission<P>, scope: Scope, merge: &Merge<P>) -> Result<Submitted, Rejection> {
-        let full = Err(Rejection::Full(scope));
+    /// Merges a message into the newest queued message of its key. The budget for its bytes is acquired before the merge.
+    fn coalesce(&self, submission: &mut Submission<P>, bound: Bound, merge: &Merge<P>) -> Result<Submitted, Rejection> {
+        let full = Err(Rejection::Full(bound));
         let (key, bytes) = (submission.key, submission.bytes);
-        let Some(mut reserved) = ByteReservation::take(self, bytes) else { return full };
+        let Some(mut reserved) = ByteReservation::acquire(self, bytes) else { return full };
         let shard = &self.shards[self.home(key)];
         let mut stripe = lock(&shard.stripe);
-        shard.sort_in(&mut stripe);
+        shard.queue_arrivals(&mut stripe);
         let key_full = self.key_limit.is_some_and(|limit| stripe.load(key).1 + bytes > limit.bytes);
         let Some(queued) = stripe.newest(key).filter(|_| !key_full) else { return full };
-        let Some(Delivery { message, asker, .. }) = submission.envelope.take().map(Envelope::open) else { return full };
+        let Some(Delivery { message, ask, .. }) = submission.envelope.take().map(Envelope::into_delivery) else {
+            return full;
+        };
         merge(&mut queued.payload, message.payload);
-        if let Some(second) = asker {
-            let asker = queued.asker();
-            *asker = Some(match asker.take() {
-                Some(first) => merge_questions(first, second),
+        if let Some(second) = ask {
+            let ask = queued.ask();
+            *ask = Some(match ask.take() {
+                Some(first) => merge_asks(first, second),
                 None => second,
             });
         }
-        // If the merged payload is larger than the sum of both, the sum counts.
+        // If the merged payload is larger than both together, only the sum of both is counted.
         let before = queued.bytes;
         let after = (self.size)(&queued.payload).min(before + bytes);
         queued.bytes = after;
@@ -382,11 +385,11 @@ struct ByteReservation<'a, P: Send + 'static> {
 }
 
 impl<'a, P: Send + 'static> ByteReservation<'a, P> {
-    fn take(engine: &'a Engine<P>, bytes: usize) -> Option<Self> {
-        engine.budget.try_take(Amount::new(0, bytes)).then(|| Self { engine, bytes })
+    fn acquire(engine: &'a Engine<P>, bytes: usize) -> Option<Self> {
+        engine.budget.try_acquire(Amount::new(0, bytes)).then(|| Self { engine, bytes })
     }
 
-    /// Uses budget for a message that has changed its size. It must not have grown by more than the reservation.
+    /// Uses reserved budget for a message whose size has changed. It must not have grown by more than the reservation.
     fn spend(&mut self, before: usize, after: usize) {
         self.bytes = self.bytes + before - after;
     }
@@ -394,34 +397,34 @@ impl<'a, P: Send + 'static> ByteReservation<'a, P> {
 
 impl<P: Send + 'static> Drop for ByteReservation<'_, P> {
     fn drop(&mut self) {
-        self.engine.give_back(Amount::new(0, self.bytes));
+        self.engine.release_budget(Amount::new(0, self.bytes));
     }
 }
 
 /// The registration of a waiting submitter, removed when dropped.
 struct WaitTicket<'a> {
     budget: &'a Budget,
-    scope: Scope,
+    bound: Bound,
     ticket: u64,
 }
 
 impl<'a> WaitTicket<'a> {
-    /// Returns the ticket for this bound. Replaces a ticket for another bound.
-    fn hold<'p>(current: &'p mut Option<Self>, budget: &'a Budget, scope: Scope) -> &'p Self {
-        if current.as_ref().is_some_and(|ticket| ticket.scope != scope) {
+    /// Returns the ticket for a bound, after replacing a ticket for another bound.
+    fn for_bound<'p>(current: &'p mut Option<Self>, budget: &'a Budget, bound: Bound) -> &'p Self {
+        if current.as_ref().is_some_and(|ticket| ticket.bound != bound) {
             *current = None;
         }
-        current.get_or_insert_with(|| WaitTicket { budget, scope, ticket: budget.ticket() })
+        current.get_or_insert_with(|| WaitTicket { budget, bound, ticket: budget.ticket() })
     }
 
     fn register(&self, waker: &Waker) {
-        self.budget.register(self.scope, self.ticket, waker);
+        self.budget.register(self.bound, self.ticket, waker);
     }
 }
 
 impl Drop for WaitTicket<'_> {
     fn drop(&mut self) {
-        self.budget.unregister(self.scope, self.ticket);
+        self.budget.unregister(self.bound, self.ticket);
     }
 }
 
