@@ -15,7 +15,7 @@ use loom::sync::Mutex;
 use loom::thread;
 use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool, Reply};
 
-/// Runs the model checker. `preemptions` limits the search to minutes.
+/// Runs the model checker. A limit of `preemptions` keeps the search within minutes.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -24,7 +24,7 @@ fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 }
 
 /// A handler that records its messages.
-fn log() -> (Arc<Mutex<Vec<u32>>>, impl Handler<u32>) {
+fn recording_handler() -> (Arc<Mutex<Vec<u32>>>, impl Handler<u32>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     let handler = move |message: &mut Message<u32>, _: &mut Context<'_, u32>| {
@@ -41,7 +41,7 @@ const FOREVER: Duration = Duration::MAX;
 fn no_wake_up_is_lost() {
     for placement in [Placement::Moving, Placement::Pinned] {
         explore(2, move || {
-            let (seen, handler) = log();
+            let (seen, handler) = recording_handler();
             let pool = Arc::new(Pool::builder().workers(1).placement(placement).start(handler).unwrap());
             let other = Arc::clone(&pool);
             let submitter = thread::spawn(move || other.submit(Message::new(1, 1)).unwrap());
@@ -59,7 +59,7 @@ fn no_wake_up_is_lost() {
 #[test]
 fn order_is_kept_when_keys_move() {
     explore(2, || {
-        let (seen, handler) = log();
+        let (seen, handler) = recording_handler();
         let pool = Pool::builder().workers(2).start(handler).unwrap();
         for number in 0..2 {
             pool.submit(Message::new(1, number)).unwrap();
@@ -73,7 +73,7 @@ fn order_is_kept_when_keys_move() {
 #[test]
 fn waiting_submitter_is_woken() {
     explore(2, || {
-        let (seen, handler) = log();
+        let (seen, handler) = recording_handler();
         let pool = Pool::builder().workers(1).messages(1).overflow(Overflow::Wait).start(handler).unwrap();
         for number in 0..2 {
             pool.submit(Message::new(1, number)).unwrap();
@@ -87,7 +87,7 @@ fn waiting_submitter_is_woken() {
 #[test]
 fn shutdown_loses_no_message() {
     explore(2, || {
-        let (seen, handler) = log();
+        let (seen, handler) = recording_handler();
         let pool = Arc::new(Pool::builder().workers(1).start(handler).unwrap());
         let other = Arc::clone(&pool);
         let submitter = thread::spawn(move || other.submit(Message::new(1, 1)).is_ok());
@@ -106,10 +106,10 @@ impl Wake for Unpark {
     }
 }
 
-/// A handler that answers with 7, and its record: whether the answer was wanted, and the result of `send`.
+/// The record of a handler that replies with 7: whether the reply was wanted, and the result of `send`.
 type Recorded = Arc<Mutex<Option<(bool, Result<(), u32>)>>>;
 
-fn answering() -> (Recorded, impl Handler<Reply<u32>>) {
+fn replying_handler() -> (Recorded, impl Handler<Reply<u32>>) {
     let recorded = Recorded::default();
     let log = Arc::clone(&recorded);
     let handler = move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
@@ -120,48 +120,48 @@ fn answering() -> (Recorded, impl Handler<Reply<u32>>) {
     (recorded, handler)
 }
 
-/// Questions: the wake-up of an asker is not lost.
+/// Asks: the wake-up of a caller is not lost.
 #[test]
-fn asker_gets_its_answer() {
+fn caller_gets_its_reply() {
     explore(2, || {
-        let (recorded, handler) = answering();
+        let (recorded, handler) = replying_handler();
         let pool = Pool::builder().workers(1).start(handler).unwrap();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut asking = pin!(pool.ask(|reply| Message::new(1, reply)));
-        let answer = loop {
+        let reply = loop {
             match asking.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
-                Poll::Ready(answer) => break answer,
+                Poll::Ready(reply) => break reply,
                 Poll::Pending => thread::park(),
             }
         };
-        assert_eq!(answer.unwrap(), 7);
+        assert_eq!(reply.unwrap(), 7);
         pool.drain(FOREVER);
         assert_eq!(*recorded.lock().unwrap(), Some((true, Ok(()))));
     });
 }
 
-/// Questions: an asker may leave at any time. A handler that answers too late gets its answer back.
+/// Asks: a caller may drop its future at any time. A handler that replies too late gets the value back.
 #[test]
-fn leaving_asker_closes_its_question() {
+fn dropped_future_closes_the_ask() {
     let outcomes = Arc::new(std::sync::Mutex::new(HashSet::new()));
     let seen = Arc::clone(&outcomes);
     explore(2, move || {
-        let (recorded, handler) = answering();
+        let (recorded, handler) = replying_handler();
         let pool = Pool::builder().workers(1).start(handler).unwrap();
-        let has_left = {
+        let is_dropped_early = {
             let mut asking = pin!(pool.ask(|reply| Message::new(1, reply)));
             asking.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending()
         };
         pool.drain(FOREVER);
         let (wanted, sent) = recorded.lock().unwrap().take().unwrap();
-        assert!(wanted || sent == Err(7), "a closed question takes no answer");
-        assert!(has_left || sent == Ok(()), "the asker has its answer");
+        assert!(wanted || sent == Err(7), "a closed ask accepts no reply");
+        assert!(is_dropped_early || sent == Ok(()), "the caller has its reply");
         seen.lock().unwrap().insert((wanted, sent));
     });
     let expected = [(false, Err(7)), (true, Err(7)), (true, Ok(()))];
     assert_eq!(
         *outcomes.lock().unwrap(),
         HashSet::from(expected),
-        "the asker left before, between and after the two calls"
+        "the future was dropped before, between and after the two calls"
     );
 }

@@ -10,12 +10,12 @@ use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
 
-/// A pool with one worker that is stuck in the handler with a message of key 0.
-fn stuck(builder: Builder<String>) -> (Pool<String>, Gate<String>) {
-    let gate = Gate::shut();
+/// Starts a pool whose only worker is blocked in the handler, with a message of key 0.
+fn blocked_pool(builder: Builder<String>) -> (Pool<String>, Gate<String>) {
+    let gate = Gate::closed();
     let pool = builder.workers(1).size(String::len).start(gate.clone()).unwrap();
     pool.submit(Message::new(0, "first".into())).unwrap();
-    wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+    wait_until("the worker is blocked", PATIENCE, || gate.inside() == 1);
     (pool, gate)
 }
 
@@ -23,42 +23,43 @@ fn message(key: u64, text: &str) -> Message<String> {
     Message::new(key, text.to_owned())
 }
 
-fn drained(pool: &Pool<String>, gate: &Gate<String>) -> Vec<String> {
-    gate.lift();
+/// Opens the gate and drains the pool. Returns the handled payloads.
+fn drain(pool: &Pool<String>, gate: &Gate<String>) -> Vec<String> {
+    gate.open();
     assert!(pool.drain(PATIENCE).returned.is_empty());
     assert_eq!((pool.depth(), pool.bytes()), (0, 0), "all budget has been returned");
-    gate.seen()
+    gate.handled()
 }
 
 #[test]
 fn rejected_messages_are_returned() {
     for placement in [Placement::Moving, Placement::Pinned] {
-        let (pool, gate) = stuck(Pool::builder().messages(3).placement(placement));
+        let (pool, gate) = blocked_pool(Pool::builder().messages(3).placement(placement));
         pool.submit(message(1, "second")).unwrap();
         pool.submit(message(2, "third")).unwrap();
         let error = pool.submit(message(3, "fourth")).unwrap_err();
         assert!(matches!(&error, SubmitError::Full(_)));
         assert_eq!(error.into_message().payload, "fourth");
         assert_eq!((pool.depth(), pool.bytes(), pool.stats().rejected), (3, 16, 1));
-        assert_eq!(drained(&pool, &gate), ["first", "second", "third"]);
+        assert_eq!(drain(&pool, &gate), ["first", "second", "third"]);
     }
 }
 
 #[test]
 fn bytes_are_bounded_and_counted_exactly() {
-    let (pool, gate) = stuck(Pool::builder().bytes(10));
+    let (pool, gate) = blocked_pool(Pool::builder().bytes(10));
     pool.submit(message(1, "12345")).unwrap();
     assert_eq!(pool.bytes(), 10);
     assert!(matches!(pool.submit(message(1, "x")), Err(SubmitError::Full(_))));
     assert_eq!(pool.submit(message(1, "")).unwrap(), Submitted::Queued);
     assert!(matches!(pool.submit(message(1, "12345678901")), Err(SubmitError::TooLarge(_))));
     assert_eq!(pool.bytes(), 10);
-    assert_eq!(drained(&pool, &gate), ["first", "12345", ""]);
+    assert_eq!(drain(&pool, &gate), ["first", "12345", ""]);
 }
 
 #[test]
 fn keys_have_their_own_bounds() {
-    let (pool, gate) = stuck(Pool::builder().key_messages(2).key_bytes(12));
+    let (pool, gate) = blocked_pool(Pool::builder().key_messages(2).key_bytes(12));
     pool.submit(message(0, "second")).unwrap();
     assert!(matches!(pool.submit(message(0, "x")), Err(SubmitError::Full(_))), "the message being handled counts");
     pool.submit(message(1, "1234567890")).unwrap();
@@ -66,7 +67,7 @@ fn keys_have_their_own_bounds() {
     assert!(matches!(pool.submit(message(1, "1234567890123")), Err(SubmitError::TooLarge(_))));
     pool.submit(message(1, "12")).unwrap();
     assert_eq!((pool.depth(), pool.bytes()), (4, 23), "rejected messages take no budget");
-    assert_eq!(drained(&pool, &gate).len(), 4);
+    assert_eq!(drain(&pool, &gate).len(), 4);
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn waiting_submissions_continue_when_budget_is_returned() {
     for key_bound in [false, true] {
         let builder = Pool::builder().overflow(Overflow::Wait);
         let builder = if key_bound { builder.key_messages(2) } else { builder.messages(2) };
-        let (pool, gate) = stuck(builder);
+        let (pool, gate) = blocked_pool(builder);
         pool.submit(message(0, "second")).unwrap();
         assert!(matches!(pool.try_submit(message(0, "tried")), Err(SubmitError::Full(_))));
         thread::scope(|scope| {
@@ -82,15 +83,15 @@ fn waiting_submissions_continue_when_budget_is_returned() {
                 let pool = &pool;
                 scope.spawn(move || pool.submit(message(0, &number.to_string())).unwrap());
             }
-            gate.lift();
+            gate.open();
         });
-        assert_eq!(drained(&pool, &gate).len(), 10);
+        assert_eq!(drain(&pool, &gate).len(), 10);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_does_not_block_the_runtime() {
-    let (pool, gate) = stuck(Pool::builder().messages(1).overflow(Overflow::Wait));
+    let (pool, gate) = blocked_pool(Pool::builder().messages(1).overflow(Overflow::Wait));
     let pool = Arc::new(pool);
     let tasks: Vec<_> = (0..100)
         .map(|number| {
@@ -99,17 +100,17 @@ async fn waiting_does_not_block_the_runtime() {
         })
         .collect();
     tokio::task::yield_now().await;
-    gate.lift();
+    gate.open();
     for task in tasks {
         assert_eq!(task.await.unwrap(), Submitted::Queued);
     }
-    assert_eq!(drained(&pool, &gate).len(), 101);
+    assert_eq!(drain(&pool, &gate).len(), 101);
 }
 
-/// A future that is dropped after it was woken must wake the next waiter.
+/// The future may be dropped after it was woken.
 #[test]
-fn dropped_submission_passes_its_wakeup_on() {
-    let (pool, gate) = stuck(Pool::builder().messages(1).overflow(Overflow::Wait));
+fn dropped_submission_wakes_the_next_waiter() {
+    let (pool, gate) = blocked_pool(Pool::builder().messages(1).overflow(Overflow::Wait));
     let mut context = TaskContext::from_waker(Waker::noop());
     let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(pool.submit_async(message(1, "abandoned")))).collect();
     for future in &mut waiting {
@@ -118,51 +119,55 @@ fn dropped_submission_passes_its_wakeup_on() {
     drop(waiting.remove(0));
     thread::scope(|scope| {
         let patient = scope.spawn(|| pool.submit(message(2, "patient")));
-        gate.lift();
-        wait_until("there is budget", PATIENCE, || pool.depth() == 0 || patient.is_finished());
+        gate.open();
+        wait_until("budget was returned", PATIENCE, || pool.depth() == 0 || patient.is_finished());
         drop(waiting);
         assert_eq!(patient.join().unwrap().unwrap(), Submitted::Queued);
     });
-    assert_eq!(drained(&pool, &gate), ["first", "patient"]);
+    assert_eq!(drain(&pool, &gate), ["first", "patient"]);
 }
 
 #[test]
 fn oldest_message_of_the_same_key_is_dropped_first() {
-    let (pool, gate) = stuck(Pool::builder().messages(4).overflow(Overflow::DropOldest));
+    let (pool, gate) = blocked_pool(Pool::builder().messages(4).overflow(Overflow::DropOldest));
     pool.submit(message(1, "old 1")).unwrap();
     pool.submit(message(2, "old 2")).unwrap();
     pool.submit(message(1, "new 1")).unwrap();
     assert_eq!(pool.submit(message(2, "new 2")).unwrap(), Submitted::Displacing(1));
-    assert_eq!(pool.submit(message(3, "only 3")).unwrap(), Submitted::Displacing(1), "of the key that waited longest");
+    assert_eq!(
+        pool.submit(message(3, "only 3")).unwrap(),
+        Submitted::Displacing(1),
+        "the oldest message of the key that has waited longest"
+    );
     let dropped: Vec<_> = pool.dead_letters().take(9);
     assert!(dropped.iter().all(|letter| letter.reason == DeadLetterReason::Displaced && letter.attempts == 0));
     let dropped: Vec<_> = dropped.into_iter().map(|letter| letter.into_message().payload).collect();
     assert_eq!(dropped, ["old 2", "old 1"]);
     assert_eq!(pool.stats().displaced, 2);
-    let mut handled = drained(&pool, &gate);
+    let mut handled = drain(&pool, &gate);
     handled.sort_unstable();
     assert_eq!(handled, ["first", "new 1", "new 2", "only 3"]);
 }
 
 #[test]
-fn messages_of_other_workers_are_dropped() {
-    let gate = Gate::shut();
+fn messages_with_other_home_workers_are_dropped() {
+    let gate = Gate::closed();
     let builder = Pool::builder().workers(3).messages(4).overflow(Overflow::DropOldest);
     let pool = builder.start(gate.clone()).unwrap();
     for key in 0..3 {
-        pool.submit(message(key, "stuck")).unwrap();
+        pool.submit(message(key, "blocked")).unwrap();
     }
-    wait_until("all workers are stuck", PATIENCE, || gate.inside() == 3);
-    pool.submit(message(3, "at home with 0")).unwrap();
-    assert_eq!(pool.submit(message(4, "at home with 1")).unwrap(), Submitted::Displacing(1));
-    assert_eq!(pool.dead_letters().take(1)[0].message.payload, "at home with 0");
-    gate.lift();
+    wait_until("all workers are blocked", PATIENCE, || gate.inside() == 3);
+    pool.submit(message(3, "home of key 0")).unwrap();
+    assert_eq!(pool.submit(message(4, "home of key 1")).unwrap(), Submitted::Displacing(1));
+    assert_eq!(pool.dead_letters().take(1)[0].message.payload, "home of key 0");
+    gate.open();
     assert!(pool.drain(PATIENCE).returned.is_empty());
 }
 
 #[test]
 fn messages_are_dropped_until_enough_bytes_are_free() {
-    let (pool, gate) = stuck(Pool::builder().bytes(15).overflow(Overflow::DropOldest));
+    let (pool, gate) = blocked_pool(Pool::builder().bytes(15).overflow(Overflow::DropOldest));
     for text in ["a", "bb", "ccc", "dddd"] {
         pool.submit(message(1, text)).unwrap();
     }
@@ -172,68 +177,68 @@ fn messages_are_dropped_until_enough_bytes_are_free() {
         matches!(pool.submit(message(2, "12345678901")), Err(SubmitError::Full(_))),
         "a message being handled cannot be dropped"
     );
-    assert_eq!(drained(&pool, &gate), ["first"]);
+    assert_eq!(drain(&pool, &gate), ["first"]);
     assert_eq!(pool.stats().displaced, 5);
 }
 
 #[test]
 fn full_key_drops_only_its_own_messages() {
-    let (pool, gate) = stuck(Pool::builder().key_messages(2).overflow(Overflow::DropOldest));
-    pool.submit(message(1, "neighbour")).unwrap();
+    let (pool, gate) = blocked_pool(Pool::builder().key_messages(2).overflow(Overflow::DropOldest));
+    pool.submit(message(1, "other key")).unwrap();
     for text in ["a", "b", "c"] {
         pool.submit(message(2, text)).unwrap();
     }
-    let mut handled = drained(&pool, &gate);
+    let mut handled = drain(&pool, &gate);
     handled.sort_unstable();
-    assert_eq!(handled, ["b", "c", "first", "neighbour"]);
+    assert_eq!(handled, ["b", "c", "first", "other key"]);
 }
 
-fn appending() -> Overflow<String> {
+fn coalesce() -> Overflow<String> {
     Overflow::Coalesce(Arc::new(|queued: &mut String, new: String| queued.push_str(&new)))
 }
 
 #[test]
 fn messages_are_merged_into_the_newest_of_their_key() {
-    let (pool, gate) = stuck(Pool::builder().messages(3).overflow(appending()));
+    let (pool, gate) = blocked_pool(Pool::builder().messages(3).overflow(coalesce()));
     pool.submit(message(1, "a")).unwrap();
     pool.submit(message(1, "b")).unwrap();
     assert_eq!(pool.submit(message(1, "c")).unwrap(), Submitted::Merged);
     assert!(matches!(pool.submit(message(2, "x")), Err(SubmitError::Full(_))), "nothing to merge with");
     assert_eq!((pool.depth(), pool.bytes(), pool.stats().merged), (3, 8, 1));
-    assert_eq!(drained(&pool, &gate), ["first", "a", "bc"]);
+    assert_eq!(drain(&pool, &gate), ["first", "a", "bc"]);
 }
 
 #[test]
 fn merging_respects_the_bound_on_bytes() {
-    let (pool, gate) = stuck(Pool::builder().messages(2).bytes(8).overflow(appending()));
+    let (pool, gate) = blocked_pool(Pool::builder().messages(2).bytes(8).overflow(coalesce()));
     pool.submit(message(1, "a")).unwrap();
     pool.submit(message(1, "bb")).unwrap();
     assert_eq!(pool.bytes(), 8);
     assert!(matches!(pool.submit(message(1, "c")), Err(SubmitError::Full(_))));
-    assert_eq!(drained(&pool, &gate), ["first", "abb"]);
+    assert_eq!(drain(&pool, &gate), ["first", "abb"]);
 }
 
 #[test]
 fn panic_while_merging_unwinds_to_the_submitter() {
     let panics = Overflow::Coalesce(Arc::new(|_: &mut String, _| panic!("cannot merge")));
-    let (pool, gate) = stuck(Pool::builder().messages(2).overflow(panics));
+    let (pool, gate) = blocked_pool(Pool::builder().messages(2).overflow(panics));
     pool.submit(message(1, "a")).unwrap();
     let merged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.submit(message(1, "b"))));
     assert!(merged.is_err());
     assert_eq!((pool.depth(), pool.bytes()), (2, 6));
-    assert_eq!(drained(&pool, &gate), ["first", "a"]);
+    assert_eq!(drain(&pool, &gate), ["first", "a"]);
 }
 
 /// Submits three follow-ups in a handler of a full pool. Returns which of them were accepted.
 fn follow_ups_on_a_full_pool(overflow: Overflow<u32>, key_bound: bool) -> (Pool<u32>, Vec<bool>) {
     let (sender, results) = std::sync::mpsc::channel();
-    let gate = Gate::<()>::shut();
+    let gate = Gate::<()>::closed();
     let handler = {
         let gate = gate.clone();
         move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
             if message.payload == 1 {
                 gate.pass();
-                // Full: this message and the one that is queued.
+                // The pool is full with this message and the queued one.
                 for number in 10..13 {
                     let result = context.submit(Message::new(message.key, number));
                     if let Err(error) = &result {
@@ -249,9 +254,9 @@ fn follow_ups_on_a_full_pool(overflow: Overflow<u32>, key_bound: bool) -> (Pool<
     let builder = if key_bound { builder.key_messages(2) } else { builder.messages(2) };
     let pool = builder.start(handler).unwrap();
     pool.submit(Message::new(5, 1)).unwrap();
-    wait_until("the handler is inside", PATIENCE, || gate.inside() == 1);
+    wait_until("the message is being handled", PATIENCE, || gate.inside() == 1);
     pool.submit(Message::new(5, 2)).unwrap();
-    gate.lift();
+    gate.open();
     assert!(pool.drain(PATIENCE).returned.is_empty());
     (pool, results.try_iter().collect())
 }
@@ -279,9 +284,9 @@ fn follow_up_never_blocks_under_any_policy() {
 fn larger_follow_up_needs_additional_budget() {
     let handler = |message: &mut Message<Vec<u8>>, context: &mut Context<'_, Vec<u8>>| {
         if message.payload[0] == 1 {
-            let alone = context.attempt() == 1 && message.key == Key(1);
-            let grown = context.submit(Message::new(message.key, vec![0; 10]));
-            assert_eq!(grown.is_ok(), alone, "ten bytes are available only if no other message has any");
+            let is_alone = context.attempt() == 1 && message.key == Key(1);
+            let follow_up = context.submit(Message::new(message.key, vec![0; 10]));
+            assert_eq!(follow_up.is_ok(), is_alone, "ten bytes are available only if no other message uses any");
         }
         Ok::<(), String>(())
     };

@@ -7,7 +7,7 @@ use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
 
-/// A handler of numbers: a number below ten fails that number of times, and thirteen panics.
+/// A handler of numbers. A number n below ten fails n times, 13 panics, and others succeed.
 fn failing(seen: Arc<std::sync::Mutex<Vec<u32>>>) -> impl tidewire_pool::Handler<u32> {
     move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         let number = message.payload;
@@ -63,12 +63,12 @@ fn retries_keep_the_order_of_the_key_and_do_not_delay_others() {
             pool.submit(Message::new(key, number)).unwrap();
         }
         while pool.step() {}
-        assert_eq!(pool.depth(), 2, "the key waits for its first message");
+        assert_eq!(pool.depth(), 2, "the second message of the key waits for the first");
         assert!(seen.lock().unwrap().contains(&31) && !seen.lock().unwrap().contains(&30));
         pool.run(100);
         let own: Vec<u32> = seen.lock().unwrap().iter().copied().filter(|&number| number != 31).collect();
         assert_eq!(own, [2, 2, 2, 30]);
-        assert_eq!(pool.now() - start, Duration::from_millis(50), "20 ms, then twice as long but not more than 30");
+        assert_eq!(pool.now() - start, Duration::from_millis(50), "20 ms, then twice as long, limited to 30 ms");
         assert_eq!((pool.stats().retried, pool.stats().handled, pool.depth()), (2, 3, 0));
     }
 }
@@ -90,10 +90,10 @@ fn message_is_dead_lettered_after_the_last_attempt() {
     }
 }
 
-/// The workers that knew when the retry is due are stuck by then, so a sleeping worker must be woken for it.
+/// The workers that know when the retry is due are blocked by then, so a sleeping worker must be woken for it.
 #[test]
 fn sleeping_worker_retries_if_other_workers_are_stuck() {
-    let gate = Gate::<()>::shut();
+    let gate = Gate::<()>::closed();
     let handler = {
         let gate = gate.clone();
         move |message: &mut Message<u32>, context: &mut Context<'_, u32>| match message.payload {
@@ -109,16 +109,16 @@ fn sleeping_worker_retries_if_other_workers_are_stuck() {
     let pool =
         Pool::builder().workers(3).retry(Retry::new(2).first_pause(pause).longest_pause(pause)).start(handler).unwrap();
     pool.submit(Message::new(1, 1)).unwrap();
-    wait_until("it has failed", PATIENCE, || pool.stats().retried == 1);
+    wait_until("the first attempt has failed", PATIENCE, || pool.stats().retried == 1);
     pool.submit(Message::new(2, 0)).unwrap();
     pool.submit(Message::new(3, 0)).unwrap();
-    wait_until("two workers are stuck", PATIENCE, || gate.inside() == 2);
-    wait_until("the third worker has retried it", PATIENCE, || pool.stats().handled == 1);
-    gate.lift();
+    wait_until("two workers are blocked", PATIENCE, || gate.inside() == 2);
+    wait_until("the third worker has retried the message", PATIENCE, || pool.stats().handled == 1);
+    gate.open();
     pool.drain(PATIENCE);
 }
 
-/// The first attempt passes its budget to a follow-up and fails. A retry must not exceed the bound.
+/// The follow-up of the first attempt takes over its budget, and the attempt fails. A retry must not exceed the bound.
 #[test]
 fn retry_needs_new_budget_after_a_follow_up() {
     let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
@@ -154,7 +154,7 @@ fn failures_with_follow_ups_never_exceed_the_bound() {
 
 #[test]
 fn expired_message_is_not_handled() {
-    let gate = Gate::open();
+    let gate = Gate::opened();
     let mut pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
     let deadline = pool.now() + Duration::from_secs(1);
     pool.submit(Message::new(1, 1).deadline(deadline)).unwrap();
@@ -162,14 +162,14 @@ fn expired_message_is_not_handled() {
     pool.submit(Message::new(1, 3)).unwrap();
     pool.advance(Duration::from_millis(1001));
     pool.run(100);
-    assert_eq!(gate.seen(), [2, 3]);
+    assert_eq!(gate.handled(), [2, 3]);
     let letter = pool.dead_letters().take(1).remove(0);
     assert_eq!((letter.reason.clone(), letter.attempts), (DeadLetterReason::Expired, 0));
     assert_eq!((pool.stats().expired, pool.depth()), (1, 0));
 
     pool.submit(letter.into_message()).unwrap();
     pool.run(100);
-    assert_eq!(gate.seen(), [2, 3, 1], "a resubmitted message has no deadline");
+    assert_eq!(gate.handled(), [2, 3, 1], "a resubmitted message has no deadline");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn dead_letters_are_bounded_and_can_be_resubmitted() {
         let broken = Arc::clone(&broken);
         move |_: &mut Message<u32>, _: &mut Context<'_, u32>| match broken.load(Ordering::SeqCst) {
             0 => Ok(()),
-            _ => Err("out of order"),
+            _ => Err("broken"),
         }
     };
     let pool = Pool::builder().workers(1).dead_letters(3).start(handler).unwrap();
@@ -190,7 +190,7 @@ fn dead_letters_are_bounded_and_can_be_resubmitted() {
     assert_eq!(pool.stats().forgotten, 2);
     let mut read = Vec::new();
     pool.dead_letters().for_each(|letter| read.push(letter.message.payload));
-    assert_eq!(read, [2, 3, 4], "the newest are kept");
+    assert_eq!(read, [2, 3, 4], "the newest letters are stored");
 
     broken.store(0, Ordering::SeqCst);
     for letter in pool.dead_letters().take(usize::MAX) {

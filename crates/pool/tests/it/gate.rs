@@ -1,4 +1,4 @@
-//! A handler that tests can block, and that records the messages it has handled.
+//! A handler that tests can block, and that records its messages.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -7,14 +7,14 @@ use std::thread::{self, ThreadId};
 use tidewire_pool::{Context, Handler, Message};
 use tidewire_testkit::PATIENCE;
 
-/// Records the payloads in the order in which they were handled. While it is shut, the handler blocks.
+/// Records the payloads in the order in which they were handled. While it is closed, the handler blocks.
 #[derive(Clone, Default)]
 pub(crate) struct Gate<P>(Arc<GateState<P>>);
 
 struct GateState<P> {
-    shut: Mutex<bool>,
-    opened: Condvar,
-    seen: Mutex<Vec<P>>,
+    is_closed: Mutex<bool>,
+    changed: Condvar,
+    handled: Mutex<Vec<P>>,
     threads: Mutex<HashSet<ThreadId>>,
     inside: Mutex<usize>,
 }
@@ -22,9 +22,9 @@ struct GateState<P> {
 impl<P> Default for GateState<P> {
     fn default() -> Self {
         Self {
-            shut: Mutex::default(),
-            opened: Condvar::new(),
-            seen: Mutex::default(),
+            is_closed: Mutex::default(),
+            changed: Condvar::new(),
+            handled: Mutex::default(),
             threads: Mutex::default(),
             inside: Mutex::default(),
         }
@@ -32,44 +32,45 @@ impl<P> Default for GateState<P> {
 }
 
 impl<P: Clone + Send + 'static> Gate<P> {
-    pub(crate) fn open() -> Self {
+    pub(crate) fn opened() -> Self {
         Self(Arc::default())
     }
 
-    pub(crate) fn shut() -> Self {
-        let gate = Self::open();
-        *gate.0.shut.lock().unwrap() = true;
+    pub(crate) fn closed() -> Self {
+        let gate = Self::opened();
+        gate.close();
         gate
     }
 
-    pub(crate) fn shut_again(&self) {
-        *self.0.shut.lock().unwrap() = true;
+    pub(crate) fn close(&self) {
+        *self.0.is_closed.lock().unwrap() = true;
     }
 
-    pub(crate) fn lift(&self) {
-        *self.0.shut.lock().unwrap() = false;
-        self.0.opened.notify_all();
+    pub(crate) fn open(&self) {
+        *self.0.is_closed.lock().unwrap() = false;
+        self.0.changed.notify_all();
     }
 
-    /// Blocks while the gate is shut.
+    /// Blocks while the gate is closed.
     pub(crate) fn pass(&self) {
         *self.0.inside.lock().unwrap() += 1;
-        let mut shut = self.0.shut.lock().unwrap();
-        while *shut {
-            // A test that fails before it lifts the gate must not hang when it drops its pool.
-            let (guard, time) = self.0.opened.wait_timeout(shut, PATIENCE).unwrap();
-            assert!(!time.timed_out(), "the gate was not lifted in time");
-            shut = guard;
+        let mut is_closed = self.0.is_closed.lock().unwrap();
+        while *is_closed {
+            // A test that fails before it opens the gate must not hang when it drops its pool.
+            let (guard, time) = self.0.changed.wait_timeout(is_closed, PATIENCE).unwrap();
+            assert!(!time.timed_out(), "the gate was not opened in time");
+            is_closed = guard;
         }
-        drop(shut);
+        drop(is_closed);
         *self.0.inside.lock().unwrap() -= 1;
     }
 
     /// Returns the handled payloads, in order.
-    pub(crate) fn seen(&self) -> Vec<P> {
-        self.0.seen.lock().unwrap().clone()
+    pub(crate) fn handled(&self) -> Vec<P> {
+        self.0.handled.lock().unwrap().clone()
     }
 
+    /// Returns the number of threads that have handled a message.
     pub(crate) fn threads(&self) -> usize {
         self.0.threads.lock().unwrap().len()
     }
@@ -86,7 +87,7 @@ impl<P: Clone + Send + 'static> Handler<P> for Gate<P> {
     fn handle(&self, message: &mut Message<P>, _: &mut Context<'_, P>) -> Result<(), String> {
         self.pass();
         self.0.threads.lock().unwrap().insert(thread::current().id());
-        self.0.seen.lock().unwrap().push(message.payload.clone());
+        self.0.handled.lock().unwrap().push(message.payload.clone());
         Ok(())
     }
 }

@@ -39,7 +39,7 @@ impl<S: tracing::Subscriber> Layer<S> for Spans {
 
     fn on_record(&self, id: &Id, values: &Record<'_>, _: LayerContext<'_, S>) {
         let mut spans = self.0.lock().unwrap();
-        // Ids are reused, so search for the newest span.
+        // Ids are reused, so the newest span is searched.
         if let Some((_, fields)) = spans.iter_mut().rev().find(|(other, _)| other == id) {
             values.record(&mut Fields(fields));
         }
@@ -91,16 +91,16 @@ fn panic_of_an_observer_is_ignored() {
     struct PanickingObserver;
     impl tidewire_pool::Observer for PanickingObserver {
         fn observe(&self, event: tidewire_pool::Event) {
-            panic!("as planned: {event:?}");
+            panic!("injected panic: {event:?}");
         }
     }
-    let gate = Gate::open();
+    let gate = Gate::opened();
     let pool = Pool::builder().workers(1).observer(Arc::new(PanickingObserver)).start(gate.clone()).unwrap();
     for number in 0..3 {
         pool.submit(Message::new(1, number)).unwrap();
     }
     assert!(pool.drain(PATIENCE).returned.is_empty());
-    assert_eq!(gate.seen(), [0, 1, 2]);
+    assert_eq!(gate.handled(), [0, 1, 2]);
 }
 
 type Snapshot = Vec<(CompositeKey, Option<Unit>, Option<SharedString>, DebugValue)>;
@@ -115,8 +115,8 @@ fn attempts_are_counted_and_timed_including_panics() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let handler = |message: &mut Message<u32>, _: &mut Context<'_, u32>| match message.payload {
-        0 => Err("as planned"),
-        1 => panic!("as planned"),
+        0 => Err("injected error"),
+        1 => panic!("injected panic"),
         _ => Ok(()),
     };
     let observed = metrics::with_local_recorder(&recorder, || Observed::new(handler));
@@ -131,7 +131,7 @@ fn attempts_are_counted_and_timed_including_panics() {
     assert_eq!(value(&all, "message.failed"), &DebugValue::Counter(2));
     assert_eq!(value(&all, "message.wait"), &DebugValue::Histogram(vec![0.25.into(); 5]));
     let services = DebugValue::Histogram(vec![0.0.into(); 4]);
-    assert_eq!(value(&all, "message.service"), &services, "a panic has no service time");
+    assert_eq!(value(&all, "message.service"), &services, "the service time of a panic is not recorded");
 }
 
 #[test]
@@ -139,11 +139,11 @@ fn depth_metric_follows_the_pool() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let metrics = metrics::with_local_recorder(&recorder, || PoolMetrics::new("test"));
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let builder = Pool::builder().workers(1).messages(3).overflow(Overflow::DropOldest).observer(Arc::new(metrics));
     let pool = builder.start(gate.clone()).unwrap();
     pool.submit(Message::new(1, 0)).unwrap();
-    wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+    wait_until("the worker is blocked", PATIENCE, || gate.inside() == 1);
     for number in 1..4 {
         pool.submit(Message::new(1, number)).unwrap();
     }
@@ -153,7 +153,7 @@ fn depth_metric_follows_the_pool() {
     assert_eq!(value(&full, "message_pool.dropped"), &DebugValue::Counter(1));
     assert_eq!(value(&full, "message_pool.dead_lettered"), &DebugValue::Counter(1));
 
-    gate.lift();
+    gate.open();
     pool.drain(PATIENCE);
     pool.submit(Message::new(1, 9)).unwrap_err();
     // A snapshot resets the values, so this is the change since the last one.

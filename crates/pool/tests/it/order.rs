@@ -10,12 +10,12 @@ use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
 
-/// The number of the submitting thread, and of its message.
+/// The numbers of the submitting thread and of its message.
 type Numbered = (usize, u32);
 
-/// Checks the order: eight threads submit to a few keys, handlers take random times, and the messages that a thread submitted to a key
-/// are handled one at a time, in the order of submission.
-fn order_is_kept(placement: Placement, workers: usize, keys: u64, messages: u32, spins: Vec<u32>) {
+/// Checks that messages of a key are handled one at a time, and those of one thread in the order of submission. Eight threads submit to a
+/// few keys, and the handler takes random times.
+fn check_order(placement: Placement, workers: usize, keys: u64, messages: u32, spins: Vec<u32>) {
     let seen: Arc<Mutex<BTreeMap<Key, Vec<Numbered>>>> = Arc::default();
     let busy: Arc<Vec<AtomicBool>> = Arc::new((0..keys).map(|_| AtomicBool::new(false)).collect());
     let handler = {
@@ -59,7 +59,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn order_per_key_with_eight_threads(
+    fn messages_of_a_key_are_handled_in_order_with_eight_threads(
         pinned in any::<bool>(),
         workers in 1..5_usize,
         keys in 1..12_u64,
@@ -67,31 +67,31 @@ proptest! {
         spins in prop::collection::vec(0..2000_u32, 1..8),
     ) {
         let placement = if pinned { Placement::Pinned } else { Placement::Moving };
-        order_is_kept(placement, workers, keys, messages, spins);
+        check_order(placement, workers, keys, messages, spins);
     }
 }
 
 #[test]
 fn pinned_key_stays_on_its_thread() {
-    let gate = Gate::open();
+    let gate = Gate::opened();
     let pool = Pool::builder().workers(4).placement(Placement::Pinned).start(gate.clone()).unwrap();
     for number in 0..100 {
         pool.submit(Message::new(42, number)).unwrap();
     }
     pool.drain(PATIENCE);
-    assert_eq!(gate.seen(), (0..100).collect::<Vec<_>>());
+    assert_eq!(gate.handled(), (0..100).collect::<Vec<_>>());
     assert_eq!(gate.threads(), 1);
 }
 
-/// Keys 0, 2, 4… share a home; key 0 is stuck in its handler.
+/// Starts a pool in which key 0 is blocked in the handler. Keys 0, 2, 4… have the same home shard.
 fn neighbours_of_a_stuck_key(placement: Placement) -> (Pool<u64>, Gate<u64>, Arc<AtomicUsize>) {
-    let stuck = Gate::shut();
+    let blocked = Gate::closed();
     let others = Arc::new(AtomicUsize::new(0));
     let handler = {
-        let (stuck, others) = (stuck.clone(), Arc::clone(&others));
+        let (blocked, others) = (blocked.clone(), Arc::clone(&others));
         move |message: &mut Message<u64>, context: &mut Context<'_, u64>| {
             if message.key == Key(0) {
-                return tidewire_pool::Handler::handle(&stuck, message, context);
+                return tidewire_pool::Handler::handle(&blocked, message, context);
             }
             others.fetch_add(1, Ordering::SeqCst);
             Ok(())
@@ -102,39 +102,39 @@ fn neighbours_of_a_stuck_key(placement: Placement) -> (Pool<u64>, Gate<u64>, Arc
         pool.submit(Message::new(0, number)).unwrap();
         pool.submit(Message::new(2 + 2 * number, number)).unwrap();
     }
-    (pool, stuck, others)
+    (pool, blocked, others)
 }
 
 #[test]
 fn stuck_key_does_not_delay_others_if_keys_move() {
-    let (pool, stuck, others) = neighbours_of_a_stuck_key(Placement::Moving);
-    wait_until("all neighbours are handled", PATIENCE, || others.load(Ordering::SeqCst) == 50);
-    assert!(stuck.seen().is_empty());
-    stuck.lift();
+    let (pool, blocked, others) = neighbours_of_a_stuck_key(Placement::Moving);
+    wait_until("all other keys are handled", PATIENCE, || others.load(Ordering::SeqCst) == 50);
+    assert!(blocked.handled().is_empty());
+    blocked.open();
     pool.drain(PATIENCE);
-    assert_eq!(stuck.seen(), (0..50).collect::<Vec<_>>());
+    assert_eq!(blocked.handled(), (0..50).collect::<Vec<_>>());
 }
 
 #[test]
 fn pinned_keys_wait_for_a_stuck_key() {
-    let (pool, stuck, others) = neighbours_of_a_stuck_key(Placement::Pinned);
-    wait_until("key 0 is in its handler", PATIENCE, || stuck.inside() == 1);
-    assert!(others.load(Ordering::SeqCst) < 50, "the neighbours share its thread");
-    stuck.lift();
+    let (pool, blocked, others) = neighbours_of_a_stuck_key(Placement::Pinned);
+    wait_until("key 0 is in its handler", PATIENCE, || blocked.inside() == 1);
+    assert!(others.load(Ordering::SeqCst) < 50, "the other keys share its thread");
+    blocked.open();
     pool.drain(PATIENCE);
     assert_eq!(others.load(Ordering::SeqCst), 50);
 }
 
-/// Three of four workers are stuck, so the last one must handle the messages of all shards.
+/// Three of four workers are blocked, so the last one must handle the messages of all shards.
 #[test]
-fn one_free_worker_serves_all_shards() {
-    let stuck = Gate::shut();
+fn single_free_worker_handles_all_shards() {
+    let blocked = Gate::closed();
     let handled = Arc::new(AtomicUsize::new(0));
     let handler = {
-        let (stuck, handled) = (stuck.clone(), Arc::clone(&handled));
+        let (blocked, handled) = (blocked.clone(), Arc::clone(&handled));
         move |message: &mut Message<u64>, context: &mut Context<'_, u64>| {
             if message.payload == 0 {
-                return tidewire_pool::Handler::handle(&stuck, message, context);
+                return tidewire_pool::Handler::handle(&blocked, message, context);
             }
             handled.fetch_add(1, Ordering::SeqCst);
             Ok(())
@@ -144,19 +144,19 @@ fn one_free_worker_serves_all_shards() {
     for key in 0..3 {
         pool.submit(Message::new(key, 0)).unwrap();
     }
-    wait_until("three workers are stuck", PATIENCE, || stuck.inside() == 3);
+    wait_until("three workers are blocked", PATIENCE, || blocked.inside() == 3);
     for number in 1..=400 {
         pool.submit(Message::new(100 + number, number)).unwrap();
         // One at a time, so that each message must wake the sleeping worker.
-        wait_until("it is handled", PATIENCE, || handled.load(Ordering::SeqCst) as u64 == number);
+        wait_until("the message is handled", PATIENCE, || handled.load(Ordering::SeqCst) as u64 == number);
     }
-    stuck.lift();
+    blocked.open();
     pool.drain(PATIENCE);
 }
 
 #[test]
 fn hot_key_does_not_starve_new_keys() {
-    let gate = Gate::open();
+    let gate = Gate::opened();
     let mut pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
     for number in 0..1000 {
         pool.submit(Message::new(7, (7, number))).unwrap();
@@ -164,6 +164,6 @@ fn hot_key_does_not_starve_new_keys() {
     pool.step();
     pool.submit(Message::new(8, (8, 0))).unwrap();
     pool.run(usize::MAX);
-    let position = gate.seen().iter().position(|(key, _)| *key == 8).unwrap();
+    let position = gate.handled().iter().position(|(key, _)| *key == 8).unwrap();
     assert!(position < 500, "key 8 was handled at position {position}");
 }

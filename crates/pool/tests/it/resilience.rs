@@ -8,12 +8,12 @@ use tidewire_pool::{
 };
 
 /// A handler that fails while the flag is set, and counts its calls.
-fn switch() -> (impl Handler<u32>, Arc<AtomicBool>, Arc<AtomicUsize>) {
+fn failing_handler() -> (impl Handler<u32>, Arc<AtomicBool>, Arc<AtomicUsize>) {
     let (broken, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (is_broken, count) = (Arc::clone(&broken), Arc::clone(&calls));
     let handler = move |message: &mut Message<u32>, _: &mut Context<'_, u32>| {
         count.fetch_add(1, Ordering::SeqCst);
-        assert_ne!(message.payload, 13, "a panic is a failure too");
+        assert_ne!(message.payload, 13, "injected panic");
         if is_broken.load(Ordering::SeqCst) { Err("broken") } else { Ok(()) }
     };
     (handler, broken, calls)
@@ -28,23 +28,23 @@ fn send(pool: &mut Simulation<u32>, numbers: impl IntoIterator<Item = u32>) {
 
 #[test]
 fn breaker_opens_probes_and_closes() {
-    let (handler, broken, calls) = switch();
+    let (handler, broken, calls) = failing_handler();
     let breaker = Breaker::new(BreakerOptions::default());
     let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(handler)).unwrap();
 
     send(&mut pool, [1, 2, 3, 4]);
     assert_eq!(breaker.state(pool.now()), BreakerState::Closed);
     send(&mut pool, [13]);
-    assert_eq!(breaker.state(pool.now()), BreakerState::Open, "five failures in a row, a panic among them");
+    assert_eq!(breaker.state(pool.now()), BreakerState::Open, "five consecutive failures, one of them a panic");
     send(&mut pool, 20..30);
-    assert_eq!(calls.load(Ordering::SeqCst), 5, "nothing is tried while it is open");
-    let refused = pool.dead_letters().take(100).pop().unwrap();
-    assert_eq!(refused.reason, DeadLetterReason::BreakerOpen);
+    assert_eq!(calls.load(Ordering::SeqCst), 5, "an open breaker does not call the handler");
+    let rejected = pool.dead_letters().take(100).pop().unwrap();
+    assert_eq!(rejected.reason, DeadLetterReason::BreakerOpen);
 
     pool.advance(Duration::from_secs(1));
     assert_eq!(breaker.state(pool.now()), BreakerState::HalfOpen);
     send(&mut pool, [30, 31]);
-    assert_eq!(calls.load(Ordering::SeqCst), 6, "a probe that fails opens it again");
+    assert_eq!(calls.load(Ordering::SeqCst), 6, "a probe that fails opens the breaker again");
     assert_eq!(breaker.state(pool.now()), BreakerState::Open);
 
     broken.store(false, Ordering::SeqCst);
@@ -64,7 +64,7 @@ fn breaker_opens_probes_and_closes() {
 
 #[test]
 fn messages_rejected_by_an_open_breaker_are_retried() {
-    let (handler, broken, _) = switch();
+    let (handler, broken, _) = failing_handler();
     let breaker = Breaker::new(BreakerOptions::default());
     let retry = Retry::new(100).first_pause(Duration::from_millis(100)).longest_pause(Duration::from_millis(100));
     let mut pool = Pool::builder().workers(1).retry(retry).simulate(0, breaker.guard(handler)).unwrap();
@@ -79,8 +79,8 @@ fn messages_rejected_by_an_open_breaker_are_retried() {
 }
 
 #[test]
-fn extreme_settings_work() {
-    let (handler, _, calls) = switch();
+fn extreme_options_are_accepted() {
+    let (handler, _, calls) = failing_handler();
     let options = BreakerOptions::default().failures(1).pause(Duration::MAX).probes(0);
     let breaker = Breaker::new(options);
     let shedding = Shedding::new(SheddingOptions::default().target(Duration::MAX).interval(Duration::MAX));
@@ -91,7 +91,7 @@ fn extreme_settings_work() {
     assert_eq!((pool.stats().panicked, pool.stats().retried, calls.load(Ordering::SeqCst)), (0, 2, 1));
     assert_eq!(breaker.state(pool.now()), BreakerState::Open);
 
-    let (handler, broken, _) = switch();
+    let (handler, broken, _) = failing_handler();
     let breaker = Breaker::new(options.pause(Duration::ZERO));
     let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(handler)).unwrap();
     send(&mut pool, [1]);
@@ -113,12 +113,12 @@ fn load(pool: &mut Simulation<u64>, arrivals: u64, milliseconds: u64) {
     }
 }
 
-/// Returns the number of shed messages, and how long the last handled one waited.
+/// Returns the number of shed messages, and the queue delay of the last handled message.
 fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
     let handled_wait = Arc::new(std::sync::Mutex::new(Duration::ZERO));
-    let worst = Arc::clone(&handled_wait);
+    let last_wait = Arc::clone(&handled_wait);
     let handler = move |_: &mut Message<u64>, context: &mut Context<'_, u64>| {
-        *worst.lock().unwrap() = context.waited().unwrap();
+        *last_wait.lock().unwrap() = context.waited().unwrap();
         Ok::<(), String>(())
     };
     let shedding = Shedding::new(SheddingOptions::default());
@@ -129,12 +129,12 @@ fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
 }
 
 #[test]
-fn only_a_queue_that_does_not_drain_is_shed() {
+fn messages_are_shed_only_while_the_queue_does_not_drain() {
     assert_eq!(overload(1, 2000).0, 0, "as many messages arrive as are handled");
     let (shed, wait) = overload(2, 20_000);
-    assert!(shed > 19_000, "twice as many come as can be handled, and {shed} were shed");
-    // Without shedding half of the messages of 20 s would be queued, and the last handled one would have waited 10 s.
-    assert!(wait <= Duration::from_millis(10), "the last one waited {wait:?}");
+    assert!(shed > 19_000, "twice as many messages arrive as can be handled, and {shed} were shed");
+    // Without shedding, half of the messages of 20 s would be queued, and the last handled message would have waited for 10 s.
+    assert!(wait <= Duration::from_millis(10), "the last handled message waited {wait:?}");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn burst_is_not_shed() {
     while pool.step() {
         pool.advance(Duration::from_millis(1));
     }
-    assert_eq!(pool.stats().dead_lettered, 0, "it took less than an interval");
+    assert_eq!(pool.stats().dead_lettered, 0, "the queue drained within an interval");
 }
 
 #[test]
@@ -178,17 +178,17 @@ fn retry_after_depends_on_the_queue_delay() {
     let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
     assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (ms(0), None));
 
-    // Two messages arrive per millisecond and one is handled, so the delay grows by a millisecond every two.
+    // Two messages arrive in a millisecond and one is handled, so the delay grows by one millisecond every two milliseconds.
     load(&mut pool, 2, 90);
     assert_eq!(shedding.queue_delay(pool.now()), ms(45));
-    assert_eq!(shedding.retry_after(pool.now()), None, "it may be a burst: an interval has not passed");
+    assert_eq!(shedding.retry_after(pool.now()), None, "the first interval has not passed");
 
-    // The first interval contains the delays of the start, the second ends after 200 ms and does not.
+    // The first interval includes the short delays at the start. The second one does not, and ends after 200 ms.
     load(&mut pool, 2, 110);
     assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (ms(100), None));
     load(&mut pool, 2, 1);
-    assert_eq!(shedding.retry_after(pool.now()), Some(ms(99)), "until the overload is measured again");
-    assert!(pool.stats().dead_lettered > 80, "and messages are shed");
+    assert_eq!(shedding.retry_after(pool.now()), Some(ms(99)), "the rest of the interval");
+    assert!(pool.stats().dead_lettered > 80, "messages are shed");
     load(&mut pool, 2, 60);
     let delay = shedding.queue_delay(pool.now());
     assert!(delay > ms(5) && delay <= ms(10), "{delay:?}");
@@ -203,9 +203,9 @@ fn retry_after_depends_on_the_queue_delay() {
     );
 }
 
-/// A slow handler measures the delay rarely, so a measured delay is valid for as long as the delay itself.
+/// With a slow handler the delay is measured rarely, so a measured delay is valid for as long as the delay itself.
 #[test]
-fn queue_delay_is_valid_for_its_own_length() {
+fn queue_delay_is_valid_for_as_long_as_the_delay() {
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
     let shedding = Shedding::new(SheddingOptions::default());
     let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
@@ -221,9 +221,9 @@ fn queue_delay_is_valid_for_its_own_length() {
     assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (Duration::ZERO, None));
 }
 
-/// An outer decorator passes on the reason of an inner one, and `ask` returns it.
+/// An outer decorator returns the reason of an inner one, and `ask` returns it to the caller.
 #[test]
-fn decorators_pass_reasons_on() {
+fn decorators_return_the_reasons_of_inner_handlers() {
     let handler = |_: &mut Message<Reply<()>>, _: &mut Context<'_, Reply<()>>| Err::<(), _>("broken");
     let breaker = Breaker::new(BreakerOptions::default().failures(1));
     let shedding = Shedding::new(SheddingOptions::default());
@@ -237,7 +237,7 @@ fn decorators_pass_reasons_on() {
 
 #[test]
 fn errors_of_decorators_keep_the_source() {
-    let inner = || AskError::<u32>::NotSubmitted(rejected());
+    let inner = || AskError::<u32>::NotSubmitted(submit_error());
     let expected = std::error::Error::source(&inner()).unwrap().to_string();
     let errors: [&dyn std::error::Error; 2] = [&BreakerError::Failed(inner()), &SheddingError::Failed(inner())];
     for error in errors {
@@ -246,7 +246,7 @@ fn errors_of_decorators_keep_the_source() {
 }
 
 /// Returns the error of a submission to a pool that is shut down.
-fn rejected() -> tidewire_pool::SubmitError<u32> {
+fn submit_error() -> tidewire_pool::SubmitError<u32> {
     let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Ok::<(), String>(());
     let pool = Pool::builder().workers(1).start(handler).unwrap();
     pool.drain(Duration::ZERO);

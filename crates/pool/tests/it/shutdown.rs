@@ -38,25 +38,25 @@ fn drain_handles_all_messages_and_follow_ups() {
 
 #[test]
 fn drain_returns_remaining_messages_after_the_timeout() {
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let pool = Pool::builder().workers(1).start(gate.clone()).unwrap();
     for number in 0..10 {
         pool.submit(Message::new(number % 3, number)).unwrap();
     }
-    wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+    wait_until("the worker is blocked", PATIENCE, || gate.inside() == 1);
     let shutdown = pool.drain(Duration::ZERO);
     assert_eq!(shutdown.running, 1);
     let mut returned: Vec<u64> = shutdown.returned.into_iter().map(|message| message.payload).collect();
     returned.sort_unstable();
     assert_eq!(returned, (1..10).collect::<Vec<_>>());
-    gate.lift();
-    wait_until("the running one is accounted for", PATIENCE, || pool.stats().handled == 1);
+    gate.open();
+    wait_until("the running message is handled", PATIENCE, || pool.stats().handled == 1);
     assert_eq!(pool.stats().returned, 9);
 }
 
 #[test]
 fn shutdown_wakes_blocked_submitters() {
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let pool = Pool::builder().workers(1).messages(1).overflow(Overflow::Wait).start(gate.clone()).unwrap();
     pool.submit(Message::new(1, 1)).unwrap();
     thread::scope(|scope| {
@@ -64,20 +64,20 @@ fn shutdown_wakes_blocked_submitters() {
         let shutdown = pool.abort();
         assert!(shutdown.returned.len() + shutdown.running == 1);
         assert!(matches!(blocked.join().unwrap(), Err(SubmitError::Closed(message)) if message.payload == 2));
-        gate.lift();
+        gate.open();
     });
 }
 
-/// The budget of a handler that does not return is never released, so submitters must not wait for it.
+/// The budget of a handler that does not return is not released, so submitters must not wait for it.
 #[test]
 fn shutdown_wakes_waiting_submissions_of_a_full_pool() {
     for key_bound in [false, true] {
-        let gate = Gate::shut();
+        let gate = Gate::closed();
         let builder = Pool::builder().workers(1).overflow(Overflow::Wait);
         let builder = if key_bound { builder.key_messages(1) } else { builder.messages(1) };
         let pool = builder.start(gate.clone()).unwrap();
         pool.submit(Message::new(1, 1)).unwrap();
-        wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+        wait_until("the worker is blocked", PATIENCE, || gate.inside() == 1);
         let mut context = TaskContext::from_waker(Waker::noop());
         let mut early = Box::pin(pool.submit_async(Message::new(1, 2)));
         assert!(early.as_mut().poll(&mut context).is_pending());
@@ -87,13 +87,13 @@ fn shutdown_wakes_waiting_submissions_of_a_full_pool() {
             let ended = submission.as_mut().poll(&mut context);
             assert!(matches!(ended, Poll::Ready(Err(SubmitError::Closed(_)))));
         }
-        gate.lift();
+        gate.open();
     }
 }
 
 #[test]
 fn submission_after_shutdown_drops_no_message() {
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let handler = {
         let gate = gate.clone();
         move |message: &mut Message<String>, context: &mut Context<'_, String>| match message.key.0 {
@@ -106,25 +106,25 @@ fn submission_after_shutdown_drops_no_message() {
     for text in ["a", "bcdefg"] {
         pool.submit(Message::new(0, text.to_owned())).unwrap();
     }
-    wait_until("a worker is stuck", PATIENCE, || gate.inside() == 1);
+    wait_until("a worker is blocked", PATIENCE, || gate.inside() == 1);
     thread::scope(|scope| {
         scope.spawn(|| pool.drain(PATIENCE));
-        // There is budget for these, and none for the last one.
+        // There is budget for these messages, and not for the last one.
         wait_until("the pool drains", PATIENCE, || {
             pool.depth() == 2 && pool.submit(Message::new(1, "x".to_owned())).is_err()
         });
         let late = pool.submit(Message::new(0, "12345".to_owned())).unwrap_err();
         assert!(matches!(late, SubmitError::Closed(_)));
-        gate.lift();
+        gate.open();
     });
-    assert_eq!(gate.seen(), ["a", "bcdefg"]);
+    assert_eq!(gate.handled(), ["a", "bcdefg"]);
 }
 
-/// A handler is still running after a follow-up has taken over its budget and has ended. The pool is not empty then.
+/// The follow-up has taken over the budget of the handler and has ended, but the handler is still running. The pool is not empty then.
 #[test]
 fn drain_waits_for_a_handler_whose_follow_up_has_ended() {
     for placement in PLACEMENTS {
-        let gate = Gate::<()>::shut();
+        let gate = Gate::<()>::closed();
         let handler = {
             let gate = gate.clone();
             move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
@@ -142,7 +142,7 @@ fn drain_waits_for_a_handler_whose_follow_up_has_ended() {
         thread::scope(|scope| {
             let drain = scope.spawn(|| pool.drain(PATIENCE));
             wait_until("the pool drains", PATIENCE, || pool.submit(Message::new(1, 4)).is_err());
-            gate.lift();
+            gate.open();
             assert_eq!(drain.join().unwrap().running, 0);
         });
         assert_eq!((pool.stats().failed, pool.stats().returned), (0, 0));
@@ -152,12 +152,12 @@ fn drain_waits_for_a_handler_whose_follow_up_has_ended() {
 #[test]
 fn running_counts_workers_in_a_handler() {
     for placement in PLACEMENTS {
-        let gate = Gate::<()>::shut();
+        let gate = Gate::<()>::closed();
         let handler = {
             let gate = gate.clone();
             move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
                 if message.payload == 1 {
-                    // Neither the budget that was passed on nor the budget that the worker has not returned yet counts.
+                    // The count is of handlers, not of budget: the follow-up takes over the budget of this message.
                     context.submit(Message::new(1, 0)).map_err(|error| error.to_string())?;
                     gate.pass();
                 }
@@ -170,23 +170,23 @@ fn running_counts_workers_in_a_handler() {
                 pool.submit(Message::new(0, 0)).unwrap();
             }
             pool.submit(Message::new(0, 1)).unwrap();
-            wait_until("it is stuck", PATIENCE, || gate.inside() == 1 && pool.stats().handled == quick + 1);
-            let (told, ended) = std::sync::mpsc::channel();
+            wait_until("the handler is blocked", PATIENCE, || gate.inside() == 1 && pool.stats().handled == quick + 1);
+            let (sender, receiver) = std::sync::mpsc::channel();
             thread::scope(|scope| {
-                scope.spawn(|| told.send(pool.abort().running).unwrap());
-                let running = ended.recv_timeout(PATIENCE / 6);
-                gate.lift();
+                scope.spawn(|| sender.send(pool.abort().running).unwrap());
+                let running = receiver.recv_timeout(PATIENCE / 6);
+                gate.open();
                 assert_eq!(running, Ok(1), "abort does not wait for handlers");
             });
-            wait_until("it is over", PATIENCE, || pool.stats().handled == quick + 2);
-            gate.shut_again();
+            wait_until("the handler has returned", PATIENCE, || pool.stats().handled == quick + 2);
+            gate.close();
         }
     }
 }
 
 #[test]
 fn retry_after_shutdown_is_a_dead_letter() {
-    let gate = Gate::<()>::shut();
+    let gate = Gate::<()>::closed();
     let handler = {
         let gate = gate.clone();
         move |_: &mut Message<u32>, _: &mut Context<'_, u32>| {
@@ -196,10 +196,10 @@ fn retry_after_shutdown_is_a_dead_letter() {
     };
     let pool = Pool::builder().workers(1).retry(Retry::new(9)).start(handler).unwrap();
     pool.submit(Message::new(1, 1)).unwrap();
-    wait_until("it is being handled", PATIENCE, || gate.inside() == 1);
+    wait_until("the message is being handled", PATIENCE, || gate.inside() == 1);
     assert_eq!(pool.abort().running, 1);
-    gate.lift();
-    wait_until("it is a dead letter", PATIENCE, || pool.dead_letters().len() == 1);
+    gate.open();
+    wait_until("the message is a dead letter", PATIENCE, || pool.dead_letters().len() == 1);
     assert_eq!(pool.dead_letters().take(1)[0].reason, DeadLetterReason::ShutDown);
     assert_eq!((pool.stats().dead_lettered, pool.stats().returned), (1, 0));
 }
@@ -213,8 +213,8 @@ fn messages_waiting_for_a_retry_are_returned() {
         for number in 0..3 {
             pool.submit(Message::new(1, number)).unwrap();
         }
-        wait_until("the first has failed", PATIENCE, || pool.stats().retried == 1);
-        wait_until("and is held", PATIENCE, || pool.stats().failed == 1 && pool.depth() == 3);
+        wait_until("the first message has failed", PATIENCE, || pool.stats().retried == 1);
+        wait_until("the key is delayed", PATIENCE, || pool.stats().failed == 1 && pool.depth() == 3);
         let returned: Vec<u32> = pool.drain(Duration::ZERO).returned.iter().map(|message| message.payload).collect();
         // If the pool closes before the worker has put the message back, it becomes a dead letter.
         let dead = usize::try_from(pool.stats().dead_lettered).unwrap();
@@ -239,25 +239,25 @@ fn dropping_a_pool_joins_its_threads() {
 /// A pool that its handler owns may be dropped by one of its workers, which must not wait for itself.
 #[test]
 fn handler_may_drop_its_pool() {
-    type Owner = std::sync::mpsc::Receiver<Pool<()>>;
-    let gate = Gate::<()>::shut();
-    let (give, take) = std::sync::mpsc::channel();
-    let take: std::sync::Mutex<Owner> = std::sync::Mutex::new(take);
-    let (told, dropped) = std::sync::mpsc::channel();
+    type PoolReceiver = std::sync::mpsc::Receiver<Pool<()>>;
+    let gate = Gate::<()>::closed();
+    let (pool_sender, pool_receiver) = std::sync::mpsc::channel();
+    let pool_receiver: std::sync::Mutex<PoolReceiver> = std::sync::Mutex::new(pool_receiver);
+    let (sender, dropped) = std::sync::mpsc::channel();
     let handler = {
         let gate = gate.clone();
         move |_: &mut Message<()>, _: &mut Context<'_, ()>| {
             gate.pass();
-            drop(take.lock().unwrap().recv().unwrap());
-            told.send(()).unwrap();
+            drop(pool_receiver.lock().unwrap().recv().unwrap());
+            sender.send(()).unwrap();
             Ok::<(), String>(())
         }
     };
     let pool = Pool::builder().workers(2).start(handler).unwrap();
     pool.submit(Message::new(1, ())).unwrap();
-    give.send(pool).unwrap();
-    gate.lift();
-    dropped.recv_timeout(PATIENCE).expect("the handler came back");
+    pool_sender.send(pool).unwrap();
+    gate.open();
+    dropped.recv_timeout(PATIENCE).expect("the handler did not wait for itself");
 }
 
 #[test]
@@ -300,8 +300,8 @@ proptest! {
         let follow_ups = Arc::clone(&accepted);
         let handler = move |message: &mut Message<u64>, context: &mut Context<'_, u64>| {
             match message.payload % 7 {
-                0 => panic!("as planned"),
-                1 => return Err("as planned"),
+                0 => panic!("injected panic"),
+                1 => return Err("injected error"),
                 2 => for key in 0..3 {
                     if context.submit(Message::new(key, 3)).is_ok() {
                         follow_ups.fetch_add(1, Ordering::SeqCst);
@@ -323,8 +323,8 @@ proptest! {
             .messages(bound)
             .overflow(overflow)
             .dead_letters(5);
-        let pauses = Duration::from_micros(100);
-        let builder = if retries { builder.retry(Retry::new(2).first_pause(pauses).longest_pause(pauses)) } else { builder };
+        let pause = Duration::from_micros(100);
+        let builder = if retries { builder.retry(Retry::new(2).first_pause(pause).longest_pause(pause)) } else { builder };
         let pool = builder.start(handler).unwrap();
 
         let attempts = AtomicU64::new(0);
@@ -341,11 +341,11 @@ proptest! {
                     }
                 });
             }
-            wait_until("the shutdown comes in the middle", PATIENCE, || attempts.load(Ordering::SeqCst) >= messages);
+            wait_until("a third of the messages were submitted", PATIENCE, || attempts.load(Ordering::SeqCst) >= messages);
             let shutdown = if drains { pool.drain(PATIENCE) } else { pool.abort() };
             shutdown.returned.len() as u64
         });
-        wait_until("all is accounted for", PATIENCE, || {
+        wait_until("every accepted message has ended", PATIENCE, || {
             let stats = pool.stats();
             stats.submitted == stats.handled + stats.dead_lettered + stats.returned
         });
@@ -353,6 +353,6 @@ proptest! {
         prop_assert_eq!(stats.submitted, accepted.load(Ordering::SeqCst));
         prop_assert_eq!(stats.returned, returned);
         prop_assert!(!drains || returned == 0);
-        wait_until("all budget is given back", PATIENCE, || (pool.depth(), pool.bytes()) == (0, 0));
+        wait_until("all budget was returned", PATIENCE, || (pool.depth(), pool.bytes()) == (0, 0));
     }
 }

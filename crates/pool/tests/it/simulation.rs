@@ -6,14 +6,14 @@ use tidewire_pool::{AskError, Context, Message, Placement, Pool, Reply, Retry};
 use crate::gate::Gate;
 
 fn order(seed: u64, placement: Placement, messages: &[(u64, u32)]) -> Vec<(u64, u32)> {
-    let gate = Gate::open();
+    let gate = Gate::opened();
     let mut pool = Pool::builder().workers(3).placement(placement).simulate(seed, gate.clone()).unwrap();
     for &(key, number) in messages {
         pool.submit(Message::new(key, (key, number))).unwrap();
     }
     assert_eq!(pool.run(usize::MAX), messages.len());
     assert_eq!(pool.stats().handled, messages.len() as u64);
-    gate.seen()
+    gate.handled()
 }
 
 proptest! {
@@ -40,12 +40,12 @@ fn seeds_cover_every_order_of_three_keys() {
     let orders: HashSet<_> = (0..200).map(|seed| order(seed, Placement::Moving, &messages)).collect();
     assert_eq!(orders.len(), 6);
     let orders: HashSet<_> = (0..200).map(|seed| order(seed, Placement::Pinned, &messages)).collect();
-    assert_eq!(orders.len(), 1, "they share a thread");
+    assert_eq!(orders.len(), 1, "the keys share a thread");
 }
 
 #[test]
 fn abort_returns_queued_messages() {
-    let mut pool = Pool::builder().workers(1).simulate(0, Gate::open()).unwrap();
+    let mut pool = Pool::builder().workers(1).simulate(0, Gate::opened()).unwrap();
     for number in 0..3 {
         pool.submit(Message::new(1, number)).unwrap();
     }
@@ -57,21 +57,21 @@ fn abort_returns_queued_messages() {
 
 #[test]
 fn simulation_supports_ask() {
-    enum Ask {
-        Now(Reply<u32>),
-        Never(Option<Reply<u32>>),
+    enum Request {
+        Retried(Reply<u32>),
+        Unanswered(Option<Reply<u32>>),
     }
-    let kept = std::sync::Mutex::new(Vec::new());
-    let handler = move |message: &mut Message<Ask>, context: &mut Context<'_, Ask>| match &mut message.payload {
-        Ask::Now(_) if context.attempt() == 1 => Err("in a moment"),
-        Ask::Now(reply) => reply.send(7).map_err(|_| "the asker has left"),
-        Ask::Never(reply) => {
-            kept.lock().unwrap().extend(reply.take());
+    let replies = std::sync::Mutex::new(Vec::new());
+    let handler = move |message: &mut Message<Request>, context: &mut Context<'_, Request>| match &mut message.payload {
+        Request::Retried(_) if context.attempt() == 1 => Err("again"),
+        Request::Retried(reply) => reply.send(7).map_err(|_| "the caller no longer waits"),
+        Request::Unanswered(reply) => {
+            replies.lock().unwrap().extend(reply.take());
             Ok(())
         }
     };
     let mut pool = Pool::builder().workers(2).retry(Retry::new(2)).simulate(0, handler).unwrap();
-    assert_eq!(pool.ask(|reply| Message::new(1, Ask::Now(reply))).unwrap(), 7);
-    let never = pool.ask(|reply| Message::new(1, Ask::Never(Some(reply))));
-    assert!(matches!(never, Err(AskError::Unanswered)));
+    assert_eq!(pool.ask(|reply| Message::new(1, Request::Retried(reply))).unwrap(), 7);
+    let unanswered = pool.ask(|reply| Message::new(1, Request::Unanswered(Some(reply))));
+    assert!(matches!(unanswered, Err(AskError::Unanswered)));
 }

@@ -48,8 +48,8 @@ fn child_of_none_is_none() {
     assert_eq!(root.to_string().parse(), Ok(root));
 }
 
-/// The trace of a message, as a handler sees it.
-struct Seen {
+/// A message and its trace, as the handler observes them.
+struct Observation {
     key: Key,
     payload: u32,
     thread: ThreadId,
@@ -58,8 +58,8 @@ struct Seen {
     context: TraceContext,
 }
 
-fn seen(message: &Message<u32>, context: &Context<'_, u32>) -> Seen {
-    Seen {
+fn observed(message: &Message<u32>, context: &Context<'_, u32>) -> Observation {
+    Observation {
         key: message.key,
         payload: message.payload,
         thread: thread::current().id(),
@@ -74,7 +74,7 @@ fn seen(message: &Message<u32>, context: &Context<'_, u32>) -> Seen {
 fn workers_see_the_trace_of_their_message() {
     let (sender, results) = mpsc::channel();
     let handler = move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
-        sender.send(seen(message, context)).map_err(|_| "the test has ended")?;
+        sender.send(observed(message, context)).map_err(|_| "the test has ended")?;
         match message.payload {
             0 => context.submit(Message::new(message.key.0 + 1000, 1)).map_err(|_| "full"),
             _ => Ok(()),
@@ -83,48 +83,49 @@ fn workers_see_the_trace_of_their_message() {
     let pool = Pool::builder().workers(4).start(Observed::new(handler)).unwrap();
     let traces: HashMap<Key, TraceContext> = (0..200).map(|key| (Key(key), TraceContext::root())).collect();
     for (&key, &trace) in &traces {
-        // Every second message has no trace, to detect a worker that keeps the previous one.
+        // Every second message has no trace, to detect a worker that does not clear the previous trace.
         let trace = if key.0 % 2 == 0 { trace } else { TraceContext::NONE };
         pool.submit(Message::new(key, 0).trace(trace)).unwrap();
     }
     assert!(pool.drain(PATIENCE).returned.is_empty());
     drop(pool);
 
-    let (first, second): (Vec<Seen>, Vec<Seen>) = results.iter().partition(|seen| seen.payload == 0);
+    let (first, second): (Vec<Observation>, Vec<Observation>) =
+        results.iter().partition(|observed| observed.payload == 0);
     assert_eq!((first.len(), second.len()), (200, 200));
     let mut spans = HashMap::new();
-    for seen in &first {
-        assert_eq!(seen.current, seen.context);
-        if seen.key.0 % 2 == 0 {
-            assert_eq!(seen.message, traces[&seen.key]);
-            assert_eq!(seen.current.trace_id(), seen.message.trace_id());
+    for observed in &first {
+        assert_eq!(observed.current, observed.context);
+        if observed.key.0 % 2 == 0 {
+            assert_eq!(observed.message, traces[&observed.key]);
+            assert_eq!(observed.current.trace_id(), observed.message.trace_id());
         } else {
-            assert!(seen.message.is_none() && !seen.current.is_none());
+            assert!(observed.message.is_none() && !observed.current.is_none());
         }
-        assert_ne!(seen.current.span_id(), seen.message.span_id());
-        spans.insert(seen.current.trace_id(), seen.current);
+        assert_ne!(observed.current.span_id(), observed.message.span_id());
+        spans.insert(observed.current.trace_id(), observed.current);
     }
     assert_eq!(spans.len(), 200, "every message without a trace starts a new one");
-    for seen in &second {
+    for observed in &second {
         assert_eq!(
-            seen.message,
-            spans[&seen.message.trace_id()],
-            "the span of the message that caused it is its parent"
+            observed.message,
+            spans[&observed.message.trace_id()],
+            "the parent of a follow-up is the span of the message that caused it"
         );
-        assert_eq!((seen.current, seen.current.trace_id()), (seen.context, seen.message.trace_id()));
+        assert_eq!((observed.current, observed.current.trace_id()), (observed.context, observed.message.trace_id()));
     }
     assert!(TraceContext::current().is_none());
 }
 
-/// The thread that handled the first message of a key is stuck with another key when the second one arrives.
+/// The thread that handled the first message of a key is blocked with another key when the second one arrives.
 #[test]
 fn moved_key_keeps_the_trace_of_its_message() {
-    let gate = Gate::<()>::shut();
+    let gate = Gate::<()>::closed();
     let (sender, results) = mpsc::channel();
     let handler = {
         let gate = gate.clone();
         move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
-            sender.send(seen(message, context)).map_err(|_| "the test has ended")?;
+            sender.send(observed(message, context)).map_err(|_| "the test has ended")?;
             if message.payload == 0 {
                 gate.pass();
             }
@@ -139,27 +140,27 @@ fn moved_key_keeps_the_trace_of_its_message() {
     };
     let next = || results.recv_timeout(PATIENCE).unwrap();
 
-    // Keys 1 and 3 have the same home shard. The worker that handles key 1 first is stuck before key 1 is submitted again.
+    // Keys 1 and 3 have the same home shard. The worker that handles key 1 first is blocked before key 1 is submitted again.
     let mut threads = Vec::new();
     for round in 1..100 {
         let trace = submit(1, 1);
-        let seen = next();
-        assert_eq!((seen.message, seen.current.trace_id()), (trace, trace.trace_id()));
-        threads.push(seen.thread);
+        let observed = next();
+        assert_eq!((observed.message, observed.current.trace_id()), (trace, trace.trace_id()));
+        threads.push(observed.thread);
         submit(3, 0);
-        let stuck = next();
-        wait_until("a worker is stuck", PATIENCE, || gate.inside() == 1);
+        let blocked = next();
+        wait_until("a worker is blocked", PATIENCE, || gate.inside() == 1);
         let trace = submit(1, 2);
-        let seen = next();
-        assert_eq!((seen.payload, seen.message, seen.current.trace_id()), (2, trace, trace.trace_id()));
-        assert_ne!(seen.thread, stuck.thread);
-        threads.push(seen.thread);
-        gate.lift();
-        wait_until("it goes on", PATIENCE, || pool.stats().handled == 3 * round);
-        gate.shut_again();
+        let observed = next();
+        assert_eq!((observed.payload, observed.message, observed.current.trace_id()), (2, trace, trace.trace_id()));
+        assert_ne!(observed.thread, blocked.thread);
+        threads.push(observed.thread);
+        gate.open();
+        wait_until("the handler has returned", PATIENCE, || pool.stats().handled == 3 * round);
+        gate.close();
         if threads.iter().any(|&thread| thread != threads[0]) {
             break;
         }
     }
-    assert!(threads.iter().any(|&thread| thread != threads[0]), "the key never moved");
+    assert!(threads.iter().any(|&thread| thread != threads[0]), "the key did not move");
 }
