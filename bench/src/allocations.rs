@@ -1,7 +1,7 @@
-//! Counts allocations and allocated bytes, by wrapping the global allocator. Every program that links this crate uses the wrapper,
-//! and so does every contender.
+//! Counts allocations and allocated bytes, by wrapping the global allocator. Every program that links this crate uses the wrapper, so
+//! all contenders do.
 //!
-//! Counting is off by default. A timed round pays one load of a flag that does not change, and its threads do not contend for a
+//! Counting is off by default. In a timed round, an allocation loads a flag that does not change, and threads do not contend for a
 //! counter.
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -18,7 +18,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Runs `work` and returns the number of allocations and reallocations that all threads of this process made meanwhile.
 ///
-/// The counter is global, so concurrent calls disturb each other.
+/// The counter is global, so concurrent calls count the allocations of each other.
 pub fn count_allocations<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = ALLOCATIONS.load(Relaxed);
     COUNTING.store(true, Relaxed);
@@ -27,10 +27,10 @@ pub fn count_allocations<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (result, ALLOCATIONS.load(Relaxed) - before)
 }
 
-/// Runs `work` and returns the bytes that all threads of this process allocated meanwhile, less those that they freed. Counts the
+/// Runs `work` and returns the bytes that all threads of this process allocated meanwhile, minus the bytes that they freed. Counts the
 /// requested sizes.
 ///
-/// The counter is global, so concurrent calls disturb each other.
+/// The counter is global, so concurrent calls count the allocations of each other.
 pub fn count_bytes<T>(work: impl FnOnce() -> T) -> (T, i64) {
     let before = LIVE_BYTES.load(Relaxed);
     COUNTING.store(true, Relaxed);
@@ -56,7 +56,7 @@ impl CountingAllocator {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Self::record(1, layout.size().cast_signed());
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is that of `MiMalloc`.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`, which is that of `MiMalloc`.
         unsafe { MiMalloc.alloc(layout) }
     }
 

@@ -23,7 +23,7 @@ pub struct Bar {
     against: Option<String>,
     metric: Metric,
     bound: Bound,
-    /// The target value, no worse than the bound. It is shown, and not compared with results.
+    /// The target value, which is no worse than the bound. It is shown, and not compared with results.
     aim: Option<f64>,
     why: String,
 }
@@ -46,7 +46,7 @@ pub enum Bound {
 pub enum Verdict {
     /// The whole interval is on the right side.
     Held,
-    /// The interval is on both sides: more rounds or a quieter machine would decide.
+    /// The interval is on both sides. More rounds or a machine with less load would give a verdict.
     Unclear,
     /// The whole interval is on the wrong side.
     Missed,
@@ -73,7 +73,7 @@ pub enum BarsError {
     /// A field is missing, unknown or of the wrong type.
     #[error("{bar} has an invalid field")]
     Fields {
-        /// Which bar.
+        /// The bar.
         bar: String,
         /// The error of the TOML parser.
         source: toml::de::Error,
@@ -81,13 +81,13 @@ pub enum BarsError {
     /// Both or neither of `at_least` and `at_most` are set.
     #[error("{bar} must have exactly one of at_least and at_most")]
     NotOneBound {
-        /// Which bar.
+        /// The bar.
         bar: String,
     },
     /// `at_least` on a metric where lower is better, or `at_most` on one where higher is better.
     #[error("{bar} bounds {metric} on the wrong side: use at_least for throughput and at_most for every other metric")]
     WorseSide {
-        /// Which bar.
+        /// The bar.
         bar: String,
         /// The metric.
         metric: Metric,
@@ -95,25 +95,25 @@ pub enum BarsError {
     /// The aim is worse than the bound.
     #[error("{bar} has an aim that is worse than its bound")]
     AimWorseThanBound {
-        /// Which bar.
+        /// The bar.
         bar: String,
     },
     /// `against` is an empty list.
     #[error("{bar} has an empty list for `against`: name a contender, or omit `against`")]
     EmptyAgainst {
-        /// Which bar.
+        /// The bar.
         bar: String,
     },
     /// The workload does not exist.
     #[error("{bar}: unknown workload; `tidewire-bench list` prints all names")]
     UnknownWorkload {
-        /// Which bar.
+        /// The bar.
         bar: String,
     },
     /// The contender does not exist.
     #[error("{bar}: the workload has no contender {contender:?}")]
     UnknownContender {
-        /// Which bar.
+        /// The bar.
         bar: String,
         /// The unknown name.
         contender: String,
@@ -121,7 +121,7 @@ pub enum BarsError {
     /// The workload does not measure the metric.
     #[error("{bar}: the workload does not measure {metric}")]
     NotMeasured {
-        /// Which bar.
+        /// The bar.
         bar: String,
         /// The metric.
         metric: Metric,
@@ -237,8 +237,8 @@ impl Bar {
     }
 
     /// Formats a number of this bar: a ratio, or a value with its unit.
-    fn human(&self, number: f64) -> String {
-        if self.against.is_some() { three_digits(number) } else { self.metric.human(number) }
+    fn format_value(&self, number: f64) -> String {
+        if self.against.is_some() { three_digits(number) } else { self.metric.format_value(number) }
     }
 }
 
@@ -280,8 +280,8 @@ impl Judgement {
     pub(crate) fn cells(&self) -> Vec<String> {
         let Self { bar, measured, verdict } = self;
         let bound = match bar.bound {
-            Bound::AtLeast(bound) => format!("≥ {}", bar.human(bound)),
-            Bound::AtMost(bound) => format!("≤ {}", bar.human(bound)),
+            Bound::AtLeast(bound) => format!("≥ {}", bar.format_value(bound)),
+            Bound::AtMost(bound) => format!("≤ {}", bar.format_value(bound)),
         };
         vec![
             verdict.to_string(),
@@ -289,8 +289,8 @@ impl Judgement {
             bar.contender.clone(),
             bar.against.as_ref().map_or(bar.metric.to_string(), |other| format!("{} × {other}", bar.metric)),
             bound,
-            bar.aim.map_or("–".into(), |aim| bar.human(aim)),
-            measured.map_or("–".into(), |measured| measured.human(|number| bar.human(number))),
+            bar.aim.map_or("–".into(), |aim| bar.format_value(aim)),
+            measured.map_or("–".into(), |measured| measured.format_value(|number| bar.format_value(number))),
         ]
     }
 }

@@ -213,9 +213,9 @@ impl Change {
             trend.to_string(),
             contender.clone(),
             metric.to_string(),
-            metric.human(Estimate::of(before).median),
-            metric.human(Estimate::of(now).median),
-            gain.human(three_digits),
+            metric.format_value(Estimate::of(before).median),
+            metric.format_value(Estimate::of(now).median),
+            gain.format_value(three_digits),
         ]
     }
 }

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Means the calling thread in calls to `sched_setaffinity`.
+/// The calling thread, in calls of `sched_setaffinity`.
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
 /// Returns the cores that the calling thread may run on.
@@ -17,7 +17,7 @@ pub fn available_cores() -> io::Result<Vec<usize>> {
 }
 
 /// Runs `work` on a new thread that is pinned to `core`. The affinity of the calling thread does not change.
-pub fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+pub fn run_on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let pinned = || {
         pin(THIS_THREAD, core)?;
         Ok(work())
@@ -28,7 +28,7 @@ pub fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> io::Res
 /// Pins every thread of another process to `core`. Threads that it starts later inherit the affinity.
 pub fn pin_process(pid: u32, core: usize) -> io::Result<()> {
     let mut pinned = BTreeSet::new();
-    // A thread that is not pinned yet may start another one meanwhile, so repeat until a pass finds no new thread.
+    // A thread that is not pinned yet may start another one meanwhile, so passes are repeated until one finds no new thread.
     loop {
         let mut found_new = false;
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -68,14 +68,14 @@ mod tests {
     fn work_is_pinned_and_the_caller_is_not() {
         let before = available_cores().unwrap();
         for &core in &before {
-            assert_eq!(on_core(core, available_cores).unwrap().unwrap(), [core]);
+            assert_eq!(run_on_core(core, available_cores).unwrap().unwrap(), [core]);
         }
         assert_eq!(available_cores().unwrap(), before);
     }
 
     #[test]
     fn unknown_core_is_an_error() {
-        on_core(CpuSet::count(), || ()).unwrap_err();
+        run_on_core(CpuSet::count(), || ()).unwrap_err();
     }
 
     #[test]

@@ -51,7 +51,7 @@ mod workload;
 pub use allocations::{count_allocations, count_bytes};
 pub use bars::{Bar, Bars, BarsError, Bound, Judgement, Verdict};
 pub use changes::{ChangeReport, Changes, RoundPair, RunResults};
-pub use cores::{available_cores, on_core, pin_process};
+pub use cores::{available_cores, pin_process, run_on_core};
 pub use cpu::CpuClock;
 pub use machine::Machine;
 pub use metric::Metric;

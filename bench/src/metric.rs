@@ -60,7 +60,7 @@ impl Metric {
     }
 
     /// Formats a value with a readable unit: `1.85 M/s`, `412 ns`.
-    pub(crate) fn human(self, value: f64) -> String {
+    pub(crate) fn format_value(self, value: f64) -> String {
         match self {
             Self::Throughput => scaled(value, 1000.0, &["/s", "k/s", "M/s", "G/s"]),
             Self::Wall | Self::Cpu | Self::ServerCpu | Self::LatencyP50 | Self::LatencyP99 => {
@@ -126,7 +126,7 @@ mod tests {
             (Metric::Memory, 1434.0, "1.40 KiB"),
             (Metric::IdleCpu, 0.5, "0.50 %"),
         ] {
-            assert_eq!(metric.human(value), printed);
+            assert_eq!(metric.format_value(value), printed);
         }
     }
 

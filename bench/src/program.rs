@@ -34,7 +34,7 @@ pub(crate) struct ListedWorkload {
     contenders: String,
 }
 
-/// How to run a program to measure a workload. Both builds are run the same way.
+/// How to run a build to measure a workload. Both builds are run in the same way.
 #[derive(Clone, Copy)]
 pub(crate) struct RunOptions<'a> {
     pub(crate) is_one_round: bool,

@@ -85,11 +85,11 @@ fn result_table(result: &WorkloadResult) -> Table {
         let mut cells = vec![standing.contender.to_owned()];
         for (column, metric) in result.metrics.iter().enumerate() {
             let measured = &standing.measured[metric];
-            cells.push(metric.human(measured.value.median));
+            cells.push(metric.format_value(measured.value.median));
             if column == 0 {
                 cells.push(match measured.ratio {
                     _ if standing.contender == result.baseline => "1".into(),
-                    Some(ratio) => ratio.human(three_digits),
+                    Some(ratio) => ratio.format_value(three_digits),
                     None => "–".into(),
                 });
             }
@@ -150,7 +150,7 @@ mod tests {
             metric = 'cpu'
             at_most = 500
             aim = 100
-            why = 'It is far.'
+            why = 'It is a test.'
         ";
         let result = workload.run(Rounds::default(), || ());
         Report::new(

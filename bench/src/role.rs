@@ -13,7 +13,7 @@ const ROLE: &str = "TIDEWIRE_BENCH_ROLE";
 pub(crate) struct Role {
     /// The unique name of the role.
     pub(crate) name: &'static str,
-    /// Runs in the child process, with the arguments that it was started with.
+    /// The function. Its arguments are those of the child process.
     pub(crate) run: fn(&[String]),
 }
 

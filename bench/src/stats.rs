@@ -44,7 +44,7 @@ impl Estimate {
     }
 
     /// Formats the estimate, with each number formatted by `print`.
-    pub(crate) fn human(self, print: impl FnMut(f64) -> String) -> String {
+    pub(crate) fn format_value(self, print: impl FnMut(f64) -> String) -> String {
         let [median, low, high] = [self.median, self.low, self.high].map(print);
         format!("{median} ({low} to {high})")
     }

@@ -21,7 +21,7 @@ use crate::{Estimate, Meter, Metric, Sample};
 pub struct Workload {
     /// A unique name, used by bars and `--only`.
     pub name: &'static str,
-    /// A description of the task, in sentences.
+    /// A description of the task, in full sentences.
     pub about: String,
     /// The unit of work that is counted, in the singular: "message".
     pub operation: &'static str,
@@ -101,7 +101,7 @@ pub struct LeftOut {
 impl Contender {
     /// Creates a contender. `round` runs one round and returns its measurements, usually from [`Meter::measure`].
     ///
-    /// Expensive setup belongs into `round`, outside the measured part: contenders are also created when nothing is run.
+    /// Expensive setup belongs in `round`, outside the measured part, because contenders are also created when they are not run.
     pub fn new(name: &'static str, round: impl FnMut(Meter) -> Sample + 'static) -> Self {
         Self { name, requirement: None, round: Box::new(round) }
     }
@@ -146,7 +146,7 @@ impl Contender {
 }
 
 impl Workload {
-    /// Returns how often [`run`](Self::run) calls `step` at most.
+    /// Returns the maximum number of times that [`run`](Self::run) calls `step`.
     pub fn steps(&self, rounds: Rounds) -> usize {
         let (counted, timed) = self.split_metrics();
         let timed_rounds = if timed.is_empty() { 0 } else { 1 + rounds.0 };

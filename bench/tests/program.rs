@@ -67,18 +67,18 @@ fn check_fails_only_on_a_missed_bar() {
 #[test]
 fn too_few_rounds_are_rejected() {
     let folder = TempDir::new().unwrap();
-    let refused = bench(folder.path(), "", &["channels", "--rounds", "3"]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("must be between 7 and 1000, got 3"), "{}", stderr(&refused));
+    let rejected = bench(folder.path(), "", &["channels", "--rounds", "3"]);
+    assert_eq!(rejected.status.code(), Some(2));
+    assert!(stderr(&rejected).contains("must be between 7 and 1000, got 3"), "{}", stderr(&rejected));
 }
 
 #[test]
 fn bar_with_unknown_contender_is_an_error() {
     let folder = TempDir::new().unwrap();
-    let refused = bench(folder.path(), &bar("1.0").replace("std", "sdt"), &["all"]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("has no contender \"sdt\""), "{}", stderr(&refused));
-    assert!(stdout(&refused).is_empty());
+    let rejected = bench(folder.path(), &bar("1.0").replace("std", "sdt"), &["all"]);
+    assert_eq!(rejected.status.code(), Some(2));
+    assert!(stderr(&rejected).contains("has no contender \"sdt\""), "{}", stderr(&rejected));
+    assert!(stdout(&rejected).is_empty());
 }
 
 #[test]
@@ -237,29 +237,29 @@ fi"#,
 #[test]
 fn error_names_the_older_build_that_failed() {
     let folder = TempDir::new().unwrap();
-    let refused = |before: &Path| {
+    let rejected = |before: &Path| {
         let output = compare(folder.path(), before, &["channels", "--only", "one-producer"]);
         assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
         stderr(&output)
     };
-    let absent = refused(&folder.path().join("absent"));
+    let absent = rejected(&folder.path().join("absent"));
     assert!(absent.contains("cannot run") && absent.contains("/absent"), "{absent}");
 
     let not_executable = folder.path().join("not-executable");
     fs::write(&not_executable, "").unwrap();
-    let not_executable = refused(&not_executable);
+    let not_executable = rejected(&not_executable);
     assert!(not_executable.contains("cannot run") && not_executable.contains("/not-executable"), "{not_executable}");
 
-    let another_program = refused(Path::new("/bin/true"));
+    let another_program = rejected(Path::new("/bin/true"));
     assert!(another_program.contains("is not a build of tidewire-bench"), "{another_program}");
 
     let crashes = older_build(folder.path(), r#"if [ "$1" = channels ]; then echo "disk full" >&2; exit 101; fi"#);
-    let crashes = refused(&crashes);
+    let crashes = rejected(&crashes);
     assert!(crashes.contains("older-bench channels") && crashes.contains("disk full"), "{crashes}");
 
-    let writes_no_figures = older_build(folder.path(), r#"if [ "$1" = channels ]; then exit 0; fi"#);
-    let writes_no_figures = refused(&writes_no_figures);
-    assert!(writes_no_figures.contains("older-bench wrote no"), "{writes_no_figures}");
+    let writes_no_json = older_build(folder.path(), r#"if [ "$1" = channels ]; then exit 0; fi"#);
+    let writes_no_json = rejected(&writes_no_json);
+    assert!(writes_no_json.contains("older-bench wrote no"), "{writes_no_json}");
 }
 
 #[test]

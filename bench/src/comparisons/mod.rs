@@ -43,7 +43,7 @@ pub(crate) struct Comparison {
 /// The amount of work in a round.
 #[derive(Clone, Copy)]
 pub(crate) enum Effort {
-    /// Enough to measure: a round of the fastest contender takes some tens of milliseconds.
+    /// Enough to measure: a round of the fastest contender takes tens of milliseconds.
     Full,
     /// A hundredth of the work, to check that everything runs.
     Quick,

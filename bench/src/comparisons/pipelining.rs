@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::rc::Rc;
 
-use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload, available_cores, on_core, pin_process};
+use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload, available_cores, pin_process, run_on_core};
 use tidewire_testkit::RedisServer;
 
 use super::{Comparison, Effort};
@@ -90,7 +90,7 @@ impl Server {
             sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
         };
         match self.cores {
-            Some(cores) => on_core(cores.load, round).expect("the load can be pinned to a core"),
+            Some(cores) => run_on_core(cores.load, round).expect("the load can be pinned to a core"),
             None => round(),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload, available_cores, on_core};
+use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload, available_cores, run_on_core};
 use tidewire_pool::{Context, Handler, Key, Message, Overflow, Placement, Pool};
 use tokio::runtime;
 use tokio::sync::mpsc;
@@ -92,28 +92,28 @@ fn separate_cores() -> Option<(usize, usize)> {
     }
 }
 
-/// Sends from one producer to one worker, pinned to separate cores. Whether they share a core has the largest effect on the result,
-/// and would otherwise be up to the scheduler.
+/// Sends from one producer to one worker, pinned to separate cores. Whether they share a core has the largest effect on the result.
+/// Without pinning, the scheduler would choose.
 fn produce_on_separate_cores<S: Sink<u64> + Send>(
     meter: Meter,
     messages: u64,
     start: impl FnOnce() -> S + Send,
 ) -> Sample {
     let Some((producer, worker)) = separate_cores() else { return produce(meter, 1, messages, &start()) };
-    // A thread inherits the affinity of the thread that starts it.
-    let sink = on_core(worker, start).expect("a thread can be pinned to a core");
-    on_core(producer, || produce(meter, 1, messages, &sink)).expect("a thread can be pinned to a core")
+    // The worker inherits the affinity of the thread that starts it.
+    let sink = run_on_core(worker, start).expect("a thread can be pinned to a core");
+    run_on_core(producer, || produce(meter, 1, messages, &sink)).expect("a thread can be pinned to a core")
 }
 
 fn produce(meter: Meter, producers: u64, messages: u64, sink: &impl Sink<u64>) -> Sample {
     let send = |count: u64, first: u64| {
-        // A step that is coprime to the number of keys visits all of them, in an order that does not favour the cache.
+        // A step that is coprime to the number of keys visits all keys, in an order that does not favour the cache.
         for n in 0..count {
             let number = first + n;
             sink.send(Message::new(number.wrapping_mul(7919) % KEYS, number));
         }
     };
-    // Let all buffers grow before the measurement.
+    // All buffers grow before the measurement.
     send(100_000, 0);
     sink.drain();
     meter.measure(messages, || {
@@ -156,7 +156,7 @@ impl<P: Send + 'static> Sink<P> for Ours<P> {
     }
 }
 
-/// The usual hand-written solution: a bounded channel per worker, chosen by the key modulo the number of workers.
+/// A typical hand-written solution: a bounded channel per worker, selected by the key modulo the number of workers.
 struct Channels<P> {
     senders: Vec<crossbeam_channel::Sender<Message<P>>>,
     workers: Vec<JoinHandle<()>>,
@@ -309,10 +309,10 @@ impl Sink<u64> for Rayon {
 #[derive(Clone, Copy)]
 struct Timed {
     sent: Instant,
-    slow: bool,
+    is_slow: bool,
 }
 
-/// Measures how long other keys wait if every second message has a key whose handler takes a millisecond.
+/// Measures how long other keys wait while every second message has a hot key, whose handler takes a millisecond.
 fn hot_key(effort: Effort) -> Workload {
     let messages = effort.operations(60_000) / 100;
     let contender = |name, start: fn(Arc<Delays>) -> Box<dyn Sink<Timed>>| {
@@ -324,8 +324,8 @@ fn hot_key(effort: Effort) -> Workload {
                     // The worker of the hot key is busy most of the time, but keeps up.
                     thread::sleep(Duration::from_micros(1250));
                     let sent = Instant::now();
-                    sink.send(Message::new(0, Timed { sent, slow: true }));
-                    sink.send(Message::new(1 + number * 7919 % KEYS, Timed { sent, slow: false }));
+                    sink.send(Message::new(0, Timed { sent, is_slow: true }));
+                    sink.send(Message::new(1 + number * 7919 % KEYS, Timed { sent, is_slow: false }));
                 }
                 sink.drain();
             });
@@ -338,7 +338,7 @@ fn hot_key(effort: Effort) -> Workload {
         name: "pool-hot-key",
         about: format!(
             "{messages} messages to two workers, two every 1.25 ms: one with a hot key, whose handler takes 1 ms, and one with \
-             one of {KEYS} other keys, whose handler returns at once. A latency is the time from submission to handler of a \
+             one of {KEYS} other keys, whose handler returns immediately. A latency is the time from submission to handler of a \
              message with another key."
         ),
         operation: "message",
@@ -356,7 +356,7 @@ struct Delays(Mutex<Vec<Duration>>);
 
 impl Delays {
     fn handle(&self, message: &mut Message<Timed>) {
-        if message.payload.slow {
+        if message.payload.is_slow {
             thread::sleep(Duration::from_millis(1));
         } else {
             let delay = message.payload.sent.elapsed();

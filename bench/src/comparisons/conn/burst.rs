@@ -11,7 +11,7 @@ use std::net::{TcpListener, TcpStream};
 
 use bytes::Bytes;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core, pin_process};
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, pin_process, run_on_core};
 use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{ConnectionContext, Frame, Head, Protocol, PushPriority, Reply, Supervisor};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -25,7 +25,7 @@ const HEAD_BYTES: usize = 20;
 const BODY_BYTES: usize = 64;
 /// The length of head and body together.
 pub(crate) const PUSH_BYTES: usize = HEAD_BYTES + BODY_BYTES;
-/// Pushes per burst. As many as fit the queues of a connection by default.
+/// Pushes per burst. The queues of a connection have this capacity by default.
 const PUSHES: usize = 64;
 const BURSTS: usize = 20;
 /// Sent by the receivers when a burst has arrived.
@@ -37,9 +37,9 @@ pub(crate) trait Framing: Sized + 'static {
     type Protocol: Protocol;
     /// The part of a push that all receivers share.
     type Body;
-    /// The process of the receivers, see [`receive`].
+    /// The process of the receivers, which runs [`receive`].
     const RECEIVERS: Role;
-    /// The bytes before head and body, which have [`PUSH_BYTES`] bytes.
+    /// The bytes of a frame before head and body.
     const PREFIX: &'static [u8];
 
     fn protocol() -> Self::Protocol;
@@ -100,7 +100,7 @@ fn run<F: Framing>(meter: Meter, connections: usize, serve: Serve) -> Sample {
         let receivers = Receivers { control: accept(), connections: (0..connections).map(|_| accept()).collect() };
         serve(meter, receivers)
     };
-    let sample = on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned");
+    let sample = run_on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned");
     assert!(receivers.wait().success(), "the receivers failed: {}", receivers.output());
     sample
 }
@@ -109,8 +109,8 @@ fn measure(meter: Meter, connections: usize, work: impl FnOnce()) -> Sample {
     meter.measure((BURSTS * PUSHES * connections) as u64, work)
 }
 
-/// Runs the receivers. They are read in turn, from the last connection to the first. The server writes in the opposite order, so a
-/// burst wakes this process about once, which keeps the cost of wake-ups equal for all contenders.
+/// Runs the receivers. Their sockets are read in turn, from the last connection to the first. The server writes in the opposite order,
+/// so a burst wakes this process about once, and the cost of wake-ups is equal for all contenders.
 pub(crate) fn receive<F: Framing>(arguments: &[String]) {
     let [addr, connections] = arguments else { panic!("expected an address and a number of connections") };
     let connections = connections.parse().expect("a number of connections");
@@ -236,7 +236,7 @@ trait TaskServer {
     fn is_ready(&self) -> bool {
         true
     }
-    /// Pushes this body to every connection.
+    /// Pushes a body to every connection.
     fn push(&self, body: Bytes);
 }
 
@@ -244,8 +244,8 @@ fn on_runtime<T: TaskServer>(meter: Meter, Receivers { control, connections }: R
     let runtime = runtime();
     let _entered = runtime.enter();
     let count = connections.len();
-    let adopt = |socket| tokio::net::TcpStream::from_std(socket).expect("the runtime takes a socket");
-    let (mut control, connections) = (adopt(control), connections.into_iter().map(adopt).collect());
+    let register = |socket| tokio::net::TcpStream::from_std(socket).expect("the socket can be registered");
+    let (mut control, connections) = (register(control), connections.into_iter().map(register).collect());
     let tasks = T::spawn(connections);
     let mut burst = |burst| {
         runtime.block_on(async {
@@ -265,7 +265,7 @@ fn on_runtime<T: TaskServer>(meter: Meter, Receivers { control, connections }: R
 /// The usual hand-written solution with tokio: a bounded channel and a task per connection.
 struct Channels<F>(Vec<mpsc::Sender<Push>>, PhantomData<F>);
 
-/// The number of the receiver, and the body.
+/// The number of the receiver, and the body of the push.
 type Push = (usize, Bytes);
 
 impl<F: Framing> TaskServer for Channels<F> {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, run_on_core};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -61,8 +61,8 @@ fn run(meter: Meter, connections: usize, depth: usize, frames: u64, serve: Serve
     let (load_core, server_core) = separate_cores().unzip();
     let on = |core: Option<usize>| core.unwrap_or(0);
     thread::scope(|scope| {
-        scope.spawn(move || on_core(on(server_core), server).expect("a thread can be pinned"));
-        on_core(on(load_core), load).expect("a thread can be pinned")
+        scope.spawn(move || run_on_core(on(server_core), server).expect("a thread can be pinned"));
+        run_on_core(on(load_core), load).expect("a thread can be pinned")
     })
 }
 
@@ -77,17 +77,17 @@ async fn connect(addr: SocketAddr, connections: usize) -> Vec<TcpStream> {
     sockets
 }
 
-/// Sends batches of `depth` requests, each after the previous one has been answered.
+/// Sends batches of `depth` requests, each after all replies to the previous batch.
 pub(crate) async fn exchange_batches(mut socket: TcpStream, protocol: EchoProtocol, depth: usize, batches: u64) {
     let (requests, expected) = (protocol.exchange)(depth);
-    let mut answer = vec![0; expected.len()];
+    let mut reply = vec![0; expected.len()];
     for _ in 0..batches {
-        exchange(&mut socket, &requests, &expected, &mut answer).await;
+        exchange(&mut socket, &requests, &expected, &mut reply).await;
     }
 }
 
-async fn exchange(socket: &mut TcpStream, requests: &[u8], expected: &[u8], answer: &mut [u8]) {
+async fn exchange(socket: &mut TcpStream, requests: &[u8], expected: &[u8], reply: &mut [u8]) {
     socket.write_all(requests).await.expect("the server reads");
-    socket.read_exact(answer).await.expect("the server answers");
-    assert!(answer == expected, "the reply equals the request");
+    socket.read_exact(reply).await.expect("the server answers");
+    assert!(reply == expected, "the reply equals the request");
 }

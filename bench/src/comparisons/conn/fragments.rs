@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tidewire_bench::{Contender, Metric, Sample, Workload, on_core};
+use tidewire_bench::{Contender, Metric, Sample, Workload, run_on_core};
 use tidewire_conn::codec::{FragmentOptions, Fragmented, LengthDelimited, LengthDelimitedOptions};
 use tidewire_conn::{Frame, Supervisor};
 use tokio::runtime;
@@ -73,7 +73,7 @@ fn run(codec: fn() -> FragmentedCodec, background: Background) -> Sample {
         let runtime = runtime::Builder::new_current_thread().enable_all().event_interval(1).build();
         runtime.expect("a runtime starts").block_on(async {
             let (socket, receiver) = pair();
-            let reading = thread::spawn(move || on_core(load_core.unwrap_or(0), || read_all(receiver)));
+            let reading = thread::spawn(move || run_on_core(load_core.unwrap_or(0), || read_all(receiver)));
             let log = SharedFrameLog::default();
             let server = Supervisor::builder(PushProtocol::new(codec)).push_bytes(MAX_QUEUED_BYTES);
             let handle = serve_one(server, ObservedSocket { socket, observer: log.clone() }).await;
@@ -114,10 +114,10 @@ fn run(codec: fn() -> FragmentedCodec, background: Background) -> Sample {
             Sample::new(pushed.len() as u64, elapsed, Duration::ZERO).with_latencies(delays.collect())
         })
     };
-    on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned")
+    run_on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned")
 }
 
-/// Reads to the end of the stream and returns the number of bytes. The buffer is small enough to stay in the cache.
+/// Reads to the end of the stream and returns the number of bytes. The buffer is small enough for the CPU cache.
 fn read_all(mut receiver: net::TcpStream) -> u64 {
     let (mut buffer, mut bytes) = (vec![0; 64 << 10], 0);
     loop {

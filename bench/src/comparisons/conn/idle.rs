@@ -1,4 +1,4 @@
-//! The cost of idle connections: memory and CPU of a server process with thousands of them.
+//! The cost of idle connections: memory and CPU of a server process with thousands of connections.
 //!
 //! Each connection has had one request answered, so memory that is allocated on first use is included. Kernel memory of sockets is
 //! not part of the process, and is the same for all contenders.
@@ -17,7 +17,7 @@ pub(crate) fn memory(name: &'static str, protocol: EchoProtocol, effort: Effort)
     let contender = |name| {
         Contender::new(name, move |meter| {
             let mut server = EchoProcess::start(protocol, name, connections);
-            // Warm up, so that memory that the program allocates once is not attributed to the connections.
+            // A warm-up, so that memory that the program allocates once is not attributed to the connections.
             server.open(connections / 50);
             let before = server.resident_bytes();
             let sample = meter.measure(connections as u64, || server.open(connections));
@@ -43,7 +43,7 @@ pub(super) fn cpu(effort: Effort) -> Workload {
         Contender::new(name, move |meter| {
             let mut server = EchoProcess::start(FRAMES, name, connections);
             let sample = meter.measure(connections as u64, || server.open(connections));
-            // Let the server finish its current work.
+            // The server finishes its current work meanwhile.
             thread::sleep(time / 50);
             let cpu = server.cpu();
             let before = cpu.now();

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, run_on_core};
 use tidewire_conn::codec::{Codec, LengthDelimited};
 use tidewire_conn::{Builder, ConnectionContext, Frame, Protocol, PushHandle, Reply, Supervisor};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
@@ -39,7 +39,7 @@ pub(super) fn push(effort: Effort) -> Workload {
     }
 }
 
-/// A connection that writes pushed frames.
+/// A contender: a connection that writes pushed frames.
 trait Pusher: Sized + Send {
     /// Serves the socket on the current runtime.
     async fn serve(socket: ObservedSocket<Arc<LastWrite>>) -> Self;
@@ -72,7 +72,7 @@ fn run<P: Pusher>(meter: Meter, pushes: u64) -> Sample {
         sample.with_latencies(delays)
     };
     let (_, server_core) = separate_cores().unzip();
-    on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned")
+    run_on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned")
 }
 
 /// Opens a connection. Returns one end, registered with the current runtime, and the other end.
@@ -82,7 +82,7 @@ pub(super) fn pair() -> (TcpStream, net::TcpStream) {
     let (socket, _) = listener.accept().expect("a client has connected");
     socket.set_nodelay(true).expect("TCP_NODELAY can be set");
     socket.set_nonblocking(true).expect("a socket can be non-blocking");
-    (TcpStream::from_std(socket).expect("the runtime takes a socket"), receiver)
+    (TcpStream::from_std(socket).expect("the socket can be registered"), receiver)
 }
 
 /// An observer of writes to a socket.

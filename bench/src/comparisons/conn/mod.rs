@@ -4,10 +4,10 @@ pub(super) mod burst;
 pub(super) mod echo;
 mod fragments;
 pub(super) mod idle;
+mod instructions;
 mod latency;
 pub(super) mod process;
 pub(super) mod server;
-mod unused;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tidewire_bench::{Workload, available_cores};
@@ -31,7 +31,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         burst::broadcast::<burst::LengthFraming>("conn-burst-broadcast", effort),
         idle::memory("conn-idle-memory", server::FRAMES, effort),
         idle::cpu(effort),
-        unused::push(effort),
+        instructions::without_pushes(effort),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! An echo server in a separate process, so that its memory and CPU time do not include those of its clients.
+//! An echo server in a separate process, so that its memory and CPU time exclude its clients.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ pub(crate) struct EchoProcess {
 }
 
 impl EchoProcess {
-    /// Starts the server of this name, with a file limit for this number of connections.
+    /// Starts the server with this name, with a file limit for this number of connections.
     pub(crate) fn start(protocol: EchoProtocol, name: &str, connections: usize) -> Self {
         raise_file_limit(2 * connections);
         let process = protocol.role.start(&[name.into(), connections.to_string()]);

@@ -80,7 +80,7 @@ pub(crate) fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListe
     });
 }
 
-/// The usual hand-written loop: an input and an output buffer, one write per read.
+/// A typical hand-written loop: an input and an output buffer, one write per read.
 async fn raw(mut socket: TcpStream) {
     let (mut input, mut output) = (BytesMut::with_capacity(16 * 1024), Vec::with_capacity(16 * 1024));
     loop {

@@ -1,4 +1,4 @@
-//! One task that reads the events of many subscribers, and polls only those that were woken.
+//! One task that reads the events of many subscribers, and polls only subscribers that were woken.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -43,7 +43,7 @@ impl<S: Stream + Unpin> Drain<S> {
             (subscriber, Waker::from(Arc::new(SubscriberWaker { number, woken: woken.clone() })))
         };
         let subscribers: Vec<_> = subscribers.into_iter().enumerate().map(with_waker).collect();
-        // Poll each subscriber once, to register its waker.
+        // Each subscriber is polled once, to register its waker.
         let taken = (0..subscribers.len()).collect();
         let mut this = Self { subscribers, woken, taken };
         this.poll_taken(&mut |_| {});

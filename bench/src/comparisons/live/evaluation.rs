@@ -17,7 +17,7 @@ pub(super) fn unindexed(effort: Effort) -> Workload {
     Workload {
         name: "live-evaluation",
         about: format!(
-            "{writes} updates with {queries} live queries that no index supports, as in live-unserved. An operation is the \
+            "{writes} updates with {queries} live queries that no index supports, as in live-unindexed. An operation is the \
              evaluation of one filter on one row, {evaluations} in all. The writes are included. \"bare loop\" only evaluates \
              the filters."
         ),

@@ -46,16 +46,16 @@ pub(super) fn same_query(effort: Effort) -> Workload {
                 )
             }),
             Contender::new("tidewire-live", move |meter| {
-                live.get_or_insert_with(|| Subscribed::live(subscribers)).shared(meter, subscribers, commits)
+                live.get_or_insert_with(|| Subscribed::live(subscribers)).live_round(meter, subscribers, commits)
             }),
             Contender::new("one subscriber", move |meter| {
-                single.get_or_insert_with(|| Subscribed::live(1)).shared(meter, 1, alone)
+                single.get_or_insert_with(|| Subscribed::live(1)).live_round(meter, 1, alone)
             }),
         ],
     }
 }
 
-/// A store, and subscribers to one row.
+/// A store, and the subscribers of one row.
 struct Subscribed<S, N> {
     runtime: Runtime,
     count: u64,
@@ -80,7 +80,7 @@ impl Notifier for Live {
 
 impl Subscribed<Queue, NaiveNotifier> {
     fn naive(subscribers: u64) -> Self {
-        let store = rows::filled(ROWS, &["name"]);
+        let store = rows::store_with_rows(ROWS, &["name"]);
         let (notifier, queues) = NaiveNotifier::new(&store, queries(subscribers));
         Self { runtime: runtime(), count: 0, drain: Drain::new(queues), store, notifier }
     }
@@ -88,14 +88,14 @@ impl Subscribed<Queue, NaiveNotifier> {
 
 impl Subscribed<Subscription, Live> {
     fn live(subscribers: u64) -> Self {
-        let (runtime, store) = (runtime(), rows::filled(ROWS, &["name"]));
+        let (runtime, store) = (runtime(), rows::store_with_rows(ROWS, &["name"]));
         let live = live(&store);
         let drain = Drain::new(runtime.block_on(subscribe(&live, queries(subscribers))));
         Self { runtime, count: 0, drain, store, notifier: live }
     }
 
-    /// Runs a round, and checks that all subscribers are given the same bytes.
-    fn shared(&mut self, meter: Meter, subscribers: u64, commits: u64) -> Sample {
+    /// Runs a round, and checks that all subscribers receive the same bytes.
+    fn live_round(&mut self, meter: Meter, subscribers: u64, commits: u64) -> Sample {
         let (mut events, mut first) = (0, Bytes::new());
         self.round(meter, subscribers, commits, |event| {
             let Event::Delta { delta, .. } = event else { panic!("no subscriber falls behind") };

@@ -32,7 +32,7 @@ pub(super) fn per_subscription(effort: Effort) -> Workload {
 }
 
 fn round(meter: Meter, count: u64, reads_event: bool) -> Sample {
-    let (runtime, store) = (runtime(), rows::filled(100, &["name"]));
+    let (runtime, store) = (runtime(), rows::store_with_rows(100, &["name"]));
     let live = live(&store);
     let queries = |count: u64| {
         let count = usize::try_from(count).expect("64 bits");

@@ -1,4 +1,4 @@
-//! The naive way to notify many subscribers: each has a filter and a queue, and every change is evaluated and encoded for each.
+//! A naive notifier: each subscriber has a filter and a queue, and every change is evaluated and encoded for each subscriber.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -87,7 +87,7 @@ fn event(query: &Query, changes: &[Change]) -> Option<Bytes> {
         return None;
     }
     let lists = [("{\"added\":[", added), ("],\"changed\":[", changed), ("],\"removed\":[", removed)];
-    // Reserve the exact length, so that the conversion to `Bytes` does not reallocate.
+    // The exact length is reserved, so that the conversion to `Bytes` does not reallocate.
     let list = |(name, rows): &(&str, Vec<&str>)| {
         let commas = rows.len().saturating_sub(1);
         name.len() + rows.iter().map(|row| row.len()).sum::<usize>() + commas

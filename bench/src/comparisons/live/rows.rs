@@ -12,7 +12,7 @@ pub(super) const BYTES: usize = 256;
 const ROWS_PER_COMMIT: u64 = 10_000;
 
 /// Creates an in-memory store with this number of rows and with these indexes.
-pub(super) fn filled(rows: u64, indexes: &[&str]) -> Store {
+pub(super) fn store_with_rows(rows: u64, indexes: &[&str]) -> Store {
     let store = Store::memory(StoreOptions::default());
     let number = json!({"type": "number"});
     let schema = json!({"id": number, "name": {"type": "string"}, "place": number, "count": number});

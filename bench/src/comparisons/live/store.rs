@@ -34,7 +34,13 @@ struct Subscribers {
 impl LiveStore {
     /// Creates a store with this number of rows and without live queries.
     pub(super) fn without_queries(rows: u64, indexes: &[&str]) -> Self {
-        Self { runtime: runtime(), rows, random: Random(0), subscribers: None, store: rows::filled(rows, indexes) }
+        Self {
+            runtime: runtime(),
+            rows,
+            random: Random(0),
+            subscribers: None,
+            store: rows::store_with_rows(rows, indexes),
+        }
     }
 
     /// Creates a store with this number of rows, and a delta subscription to each of the queries.

@@ -16,7 +16,7 @@ use super::updates::Updates;
 /// The limit of the query.
 const LIMIT: u64 = 10;
 
-/// The time of evaluation. Irrelevant, because no row expires.
+/// The time of evaluation, which has no effect, because no row expires.
 const NOW: u64 = 0;
 
 pub(super) fn ten(effort: Effort) -> Workload {
@@ -67,7 +67,7 @@ fn query_again(meter: Meter, updates: &mut Updates, count: u64) -> Sample {
             let bucket = snapshot.state.bucket(BUCKET).expect("the bucket exists");
             assert!(
                 query.rows(bucket, NOW, &Budget::unlimited()).is_ok_and(|rows| rows.len() as u64 == LIMIT),
-                "the result has the limit's number of rows"
+                "the result has as many rows as the limit"
             );
         }
     })
@@ -87,7 +87,7 @@ impl Unindexed {
         let (snapshot, follower) = updates.store.follow();
         let mut matcher = Matcher::new(snapshot.position);
         let bucket = snapshot.state.bucket(BUCKET).expect("the bucket exists");
-        let query = matcher.subscribe(1, &top(LIMIT), bucket, NOW).expect("the query id is not in use");
+        let query = matcher.subscribe(1, &top(LIMIT), bucket, NOW).expect("the subscriber id is not in use");
         Self { updates, matcher, query, follower }
     }
 
@@ -110,7 +110,7 @@ impl Unindexed {
     /// that changed the result. Checks that the final result equals that of the query.
     fn apply(&mut self, meter: Meter, count: u64, update: impl FnOnce(&mut Updates)) -> (Sample, u64) {
         let Self { updates, matcher, query, follower } = self;
-        // Process the updates of other contenders of this store.
+        // The updates of other contenders of this store are applied first.
         for commit in updates.unread_commits(follower) {
             matcher.commit(commit.position, &commit.changes);
         }
@@ -128,8 +128,8 @@ impl Unindexed {
         });
         let Some(QueryResult::Json(result)) = matcher.result(*query) else { panic!("the query returns rows") };
         let result: Vec<Json> = serde_json::from_slice(&result).expect("the result is a list");
-        let answer = updates.store.query(&top(LIMIT)).expect("the bucket exists");
-        assert!(answer == Answer::Records(result), "the maintained result equals the query's");
+        let expected = updates.store.query(&top(LIMIT)).expect("the bucket exists");
+        assert!(expected == Answer::Records(result), "the maintained result equals that of a new query");
         (sample, changed)
     }
 }

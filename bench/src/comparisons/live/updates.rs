@@ -16,7 +16,7 @@ pub(super) struct Updates {
 
 impl Updates {
     pub(super) fn new(rows: u64, indexes: &[&str]) -> Self {
-        Self { store: rows::filled(rows, indexes), rows, random: Random(0) }
+        Self { store: rows::store_with_rows(rows, indexes), rows, random: Random(0) }
     }
 
     /// Sets the count of a random row. Returns the snapshot after the update.

@@ -9,7 +9,7 @@ use super::rows::{self, name, query};
 use super::store::{LiveStore, WRITES_IN_FLIGHT};
 
 /// The part of the description that all workloads share.
-const HOW: &str = "Each write changes the result of one query. One task on the thread of the writers reads all deltas, and the \
+const METHOD: &str = "Each write changes the result of one query. One task on the thread of the writers reads all deltas, and the \
                    clock stops when it has read the last one. \"none\" has no live queries.";
 
 pub(super) fn equalities(effort: Effort) -> Workload {
@@ -19,7 +19,7 @@ pub(super) fn equalities(effort: Effort) -> Workload {
         name: "live-equalities",
         about: format!(
             "{writes} updates of random rows of {} bytes, {WRITES_IN_FLIGHT} in flight, in an in-memory store with {rows} rows and an \
-             index, with {rows} live queries that each have an equality filter. {HOW}",
+             index, with {rows} live queries that each have an equality filter. {METHOD}",
             rows::BYTES
         ),
         operation: "write",
@@ -36,7 +36,7 @@ pub(super) fn ranges(effort: Effort) -> Workload {
     Workload {
         name: "live-ranges",
         about: format!(
-            "The same with {} live queries, each for a disjoint range of {RANGE} rows. {HOW}",
+            "The same with {} live queries, each for a disjoint range of {RANGE} rows. {METHOD}",
             rows / RANGE as u64
         ),
         operation: "write",
@@ -52,10 +52,10 @@ pub(super) fn unindexed(effort: Effort) -> Workload {
     let (queries, writes) = (effort.operations(10_000), effort.operations(60_000));
     let few = effort.operations(100);
     Workload {
-        name: "live-unserved",
+        name: "live-unindexed",
         about: format!(
             "The same with {} rows, {few} updates and {queries} live queries that each search for a substring, which no index \
-             supports: every query is evaluated on the old and the new version of each updated row. {HOW} It does {writes} \
+             supports: every query is evaluated on the old and the new version of each updated row. {METHOD} It does {writes} \
              updates.",
             row_count(queries)
         ),

@@ -1,6 +1,6 @@
 //! Tasks that share a connection, each waiting for its reply before it sends the next request.
 
-use tidewire_bench::{Meter, Metric, Sample, on_core};
+use tidewire_bench::{Meter, Metric, Sample, run_on_core};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -84,7 +84,7 @@ impl Load {
         };
         match self.core() {
             // The threads of the runtime inherit the affinity of the thread that starts it.
-            Some(core) => on_core(core, run).expect("the load can be pinned to a core"),
+            Some(core) => run_on_core(core, run).expect("the load can be pinned to a core"),
             None => run(),
         }
     }

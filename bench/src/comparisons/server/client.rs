@@ -9,9 +9,9 @@ const TEXT: u8 = 0x81;
 const BINARY: u8 = 0x82;
 const CLOSE: u8 = 0x88;
 const MASKED: u8 = 0x80;
-/// A length byte that means: the length follows in two bytes.
+/// A length byte that is followed by a length of two bytes.
 const TWO_BYTES: u8 = 0x7e;
-/// A length byte that means: the length follows in eight bytes.
+/// A length byte that is followed by a length of eight bytes.
 const EIGHT_BYTES: u8 = 0x7f;
 /// The masking key of all frames.
 const KEY: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];

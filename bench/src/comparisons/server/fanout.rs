@@ -96,7 +96,7 @@ impl RunningServer for PocketBase {
     }
 }
 
-/// Raises the file limit for all four contenders, which keep their connections from round to round.
+/// Raises the file limit for all four contenders, whose connections stay open between rounds.
 fn raise_file_limit_for(subscribers: usize) {
     raise_file_limit(4 * (subscribers + 1));
 }
@@ -217,7 +217,7 @@ impl<S: RunningServer> Fanout<S> {
     }
 
     /// Sends an update and reads all events, from the last subscriber to the first. Servers mostly write in the opposite order, so a
-    /// write wakes this process about once, which keeps the cost of wake-ups equal for all contenders.
+    /// write wakes this process about once, and the cost of wake-ups is equal for all contenders.
     fn write_and_read(&mut self) {
         let (count, mut buffer) = (self.write(), Vec::with_capacity(2048));
         for Subscriber { socket, count_at } in self.subscribers.iter_mut().rev() {

@@ -21,15 +21,15 @@ const ROWS: u64 = 10_000;
 pub(super) const FIRST_ID: usize = 10;
 
 pub(super) fn get(effort: Effort) -> Workload {
-    let wave = (CONNECTIONS * DEPTH) as u64;
-    let batches = (effort.operations(160_000) / wave).max(1);
+    let requests_in_flight = (CONNECTIONS * DEPTH) as u64;
+    let batches = (effort.operations(160_000) / requests_in_flight).max(1);
     let (mut ours, mut node) = (None, None);
     Workload {
         name: "server-get",
         about: format!(
             "{} store.get requests for one of {ROWS} rows, on {CONNECTIONS} connections, {DEPTH} in flight on each. Node ws reads the \
              same requests and answers each with a constant reply of {} bytes, the same length. All replies are compared. {}",
-            wave * batches,
+            requests_in_flight * batches,
             reply().len(),
             core_assignment()
         ),

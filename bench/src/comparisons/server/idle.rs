@@ -31,7 +31,7 @@ fn open(meter: Meter, connections: usize, row: fn(u64) -> u64) -> Sample {
     raise_file_limit(all);
     let server = serving::start(all as u64, all, None);
     on_load_core(|| {
-        // Warm up, so that memory that the program allocates once is not attributed to the connections.
+        // A warm-up, so that memory that the program allocates once is not attributed to the connections.
         let first = subscribe(&server, 0..warm_up, row);
         let before = server.resident_bytes();
         let mut others = Vec::new();

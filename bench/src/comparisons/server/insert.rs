@@ -88,7 +88,7 @@ struct Batch {
     prefixes: Vec<String>,
 }
 
-/// Returns the number of a row of a batch. The numbers of all connections together grow about evenly, like those of a sequence.
+/// Returns the number of a row of a batch. Connections insert about evenly, so the numbers grow like those of a sequence.
 fn number(connection: usize, batch: usize, index: usize) -> u64 {
     ((batch * CONNECTIONS + connection) * DEPTH + index) as u64
 }
@@ -131,7 +131,7 @@ impl Writer {
         Self { socket: client.into_socket(), batches, reply_bytes }
     }
 
-    /// Sends one batch after the other, each after the previous one has been answered.
+    /// Sends the batches, each after all replies to the previous one.
     fn write_all(self) -> impl Future<Output = ()> + Send {
         let Self { socket, batches, reply_bytes } = self;
         let mut socket = into_tokio(socket);
@@ -160,7 +160,7 @@ fn run_store(meter: Meter, batches: usize) -> Sample {
             control.write_all(&[1]).expect("the store process reads");
             control.read_exact(&mut [0]).expect("the store process replies");
         };
-        // Warm up with one batch, as with the server.
+        // A warm-up batch, as with the server.
         insert_batches();
         measure(meter, cpu, batches, insert_batches)
     })
@@ -182,11 +182,11 @@ fn run(arguments: &[String]) {
     }
     let count = store.snapshot().state.bucket(BUCKET).expect("the bucket exists").len();
     assert!(count == ROWS_IN_FLIGHT * (1 + batches), "{count} rows are stored");
-    // Stay alive until killed, because the load reads the CPU clock of this process.
+    // Runs until it is killed, because the load reads the CPU clock of this process.
     let _ = control.read(&mut [0]);
 }
 
-/// Inserts these batches by as many tasks as the server has connections. Each task waits until a batch is durable.
+/// Inserts batches, by as many tasks as the server has connections. Each task waits until a batch is durable.
 async fn insert_all(store: &Store, batches: Range<usize>) {
     let row = row::record(0);
     let writer = |connection| {

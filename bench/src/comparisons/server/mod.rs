@@ -12,7 +12,7 @@ mod hostile;
 mod idle;
 mod insert;
 mod nats;
-mod opening;
+mod open_close;
 mod peers;
 mod pocketbase;
 mod process;
@@ -38,7 +38,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         fanout::fanout(effort),
         idle::memory(effort),
         queries::distinct(effort),
-        opening::open_and_close(effort),
+        open_close::open_and_close(effort),
     ];
     workloads.extend(hostile::workloads(effort));
     workloads

@@ -25,13 +25,13 @@ pub(super) fn connect(address: &str, is_subscriber: bool) -> Client {
     let subscribe = if is_subscriber { "SUB rows 1\r\n" } else { "" };
     let request = format!("CONNECT {{\"verbose\":false,\"pedantic\":false}}\r\n{subscribe}PING\r\n");
     client.write(&client::binary(request.as_bytes()));
-    let answer = client.receive();
-    assert!(contains(&answer, b"PONG"), "{}", lossy(&answer));
+    let reply = client.receive();
+    assert!(contains(&reply, b"PONG"), "{}", lossy(&reply));
     client
 }
 
-/// Waits for the ping that the server sends to each client after two seconds, and answers it. The next one is an hour later, as
-/// configured.
+/// Waits for the ping that the server sends to each client after two seconds, and sends a pong. The configured interval of further pings
+/// is an hour.
 pub(super) fn answer_ping(client: &mut Client) {
     client.socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     let ping = client.receive();

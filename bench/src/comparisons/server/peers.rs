@@ -21,7 +21,7 @@ pub(super) fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
 }
 
-/// Returns the path of a program that pip installs.
+/// Returns the path of a program that is installed with pip.
 pub(super) fn program(name: &str) -> PathBuf {
     folder().join("python/bin").join(name)
 }

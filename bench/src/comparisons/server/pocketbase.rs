@@ -58,8 +58,8 @@ pub(super) fn subscribe(address: &str) -> TcpStream {
     let body = format!(r#"{{"clientId":"{id}","subscriptions":["rows/{ROW}"]}}"#);
     let mut control = TcpStream::connect(address).expect("the server accepts");
     control.write_all(&request("POST", "/api/realtime", &body)).expect("the server reads");
-    let answer = read_until(&mut control, is_response);
-    assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
+    let response = read_until(&mut control, is_response);
+    assert!(response.starts_with("HTTP/1.1 204 "), "{response}");
     events
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use tidewire_bench::{CpuClock, on_core, pin_process};
+use tidewire_bench::{CpuClock, pin_process, run_on_core};
 use tidewire_testkit::Process;
 
 use super::super::conn::separate_cores;
@@ -50,7 +50,7 @@ pub(super) fn spawn(mut command: Command) -> Process {
 /// Runs the load on a core without a server.
 pub(super) fn on_load_core<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let core = separate_cores().map_or(0, |(load, _)| load);
-    on_core(core, work).expect("a thread can be pinned")
+    run_on_core(core, work).expect("a thread can be pinned")
 }
 
 /// Describes the cores of load and server.

@@ -163,8 +163,8 @@ async fn read_replies(mut socket: OwnedReadHalf, replies: u64) {
 
 /// Reads all pushes of a connection. Returns the latency of each update.
 ///
-/// The server may skip results if a newer one exists before the subscriber has read them. With a period of at least a second every
-/// update must be pushed; with a shorter one, a push also ends the latencies of the updates before it.
+/// The server may skip a result if a newer one exists before the subscriber has read it. With a period of at least a second, every
+/// update must be pushed. With a shorter period, a push also ends the latencies of the updates before it.
 async fn read_pushes(mut socket: tokio::net::TcpStream, schedule: Schedule) -> Vec<Duration> {
     let Pace { periods, period, .. } = schedule.pace;
     let mut seen = BTreeMap::<u64, u32>::new();

@@ -48,7 +48,7 @@ fn run(arguments: &[String]) {
         archive::define(&store);
         fill(&store, archive::BUCKET, records, archive::record);
     }
-    // The number of workers that the server has on a machine with one core.
+    // One worker, as the server has on a machine with one core.
     let runtime =
         runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
     runtime.block_on(async {
@@ -61,8 +61,8 @@ fn run(arguments: &[String]) {
     });
 }
 
-/// Installs the subscriber that `tidewire` installs without `RUST_LOG` if its standard error is not a terminal: JSON from level
-/// info on. The lines go to /dev/null, one write each under a lock as with standard error, which is left for panics.
+/// Installs the log subscriber that `tidewire` uses without `RUST_LOG` if its standard error is not a terminal: JSON, from level info.
+/// The lines go to /dev/null, with one write each under a lock, as with standard error.
 fn start_logging() {
     let null = OpenOptions::new().write(true).open("/dev/null").expect("/dev/null can be written");
     let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info")).with_writer(Mutex::new(null));

@@ -45,7 +45,7 @@ pub(super) fn insert<S: RowStore>(runtime: &Runtime, store: &Arc<S>, writers: u6
         let writer = |number: u64| {
             let store = Arc::clone(store);
             tokio::spawn(async move {
-                // The keys of all writers together grow about evenly, like those of a sequence.
+                // Writers insert about evenly, so the keys grow like those of a sequence.
                 for id in (first + number..end).step_by(usize::try_from(writers).expect("64 bits")) {
                     store.insert(rows.row(id)).await;
                 }

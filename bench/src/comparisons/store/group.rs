@@ -44,8 +44,8 @@ impl<P: Peer> RowStore for GroupCommit<P> {
             let mut group = Vec::with_capacity(CAPACITY);
             while pending.blocking_recv_many(&mut group, CAPACITY) > 0 {
                 P::commit(&mut writer, group.iter().map(|(row, _)| row));
-                for (_, stored) in group.drain(..) {
-                    stored.send(()).expect("the task waits for its row");
+                for (_, acknowledgement) in group.drain(..) {
+                    acknowledgement.send(()).expect("the task waits for its row");
                 }
             }
         });
@@ -53,9 +53,9 @@ impl<P: Peer> RowStore for GroupCommit<P> {
     }
 
     async fn insert(&self, row: NewRow) {
-        let (stored, answer) = oneshot::channel();
-        self.sender.send((row, stored)).await.expect("the writer is running");
-        answer.await.expect("the writer answers");
+        let (sender, acknowledged) = oneshot::channel();
+        self.sender.send((row, sender)).await.expect("the writer is running");
+        acknowledged.await.expect("the writer acknowledges the row");
     }
 
     fn reader(&self) -> P::Reader {

@@ -1,4 +1,4 @@
-//! The memory of rows, measured in a process that holds nothing else.
+//! The memory of rows, measured in a separate process.
 
 use std::collections::BTreeMap;
 use std::process;

@@ -28,7 +28,7 @@ pub(super) fn indexed(effort: Effort) -> Workload {
     }
 }
 
-/// Creates a contender that keeps its store from round to round.
+/// Creates a contender whose store is created in the first round.
 fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
     let mut filled = None;
     let mut random = 0_u64;
@@ -48,8 +48,8 @@ fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
         let queries: Vec<Query> = (0..queries).map(|_| query()).collect();
         meter.measure(queries.len() as u64, || {
             for query in &queries {
-                let answer = store.store().query(query).expect("the bucket exists");
-                assert!(matches!(&answer, Answer::Records(rows) if rows.len() == ROWS_PER_QUERY), "{answer:?}");
+                let result = store.store().query(query).expect("the bucket exists");
+                assert!(matches!(&result, Answer::Records(rows) if rows.len() == ROWS_PER_QUERY), "{result:?}");
             }
         })
     })

@@ -19,7 +19,7 @@ use super::sqlite::Sqlite;
 
 const READERS: u64 = 2;
 
-/// The pause of the writer after a row, so that the speed of a store hardly affects its write load.
+/// The pause of the writer after each row, so that the write load hardly depends on the speed of the store.
 const WRITE_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) fn points(effort: Effort) -> Workload {
@@ -43,7 +43,7 @@ pub(super) fn points(effort: Effort) -> Workload {
     }
 }
 
-/// Creates a contender that keeps its store from round to round.
+/// Creates a contender whose store is created in the first round.
 fn contender<S: RowStore>(name: &'static str, present: u64, reads: u64) -> Contender {
     let mut open = None;
     Contender::new(name, move |meter| open.get_or_insert_with(|| FilledStore::<S>::filled(present)).round(meter, reads))

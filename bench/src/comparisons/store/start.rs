@@ -25,7 +25,7 @@ const STORES: &[StoreProcess] = &[
 /// A store that is filled and reopened in child processes.
 struct StoreProcess {
     name: &'static str,
-    /// Stores this number of rows, prints a line after each tenth of them, and goes on inserting until it is killed.
+    /// Stores this number of rows, prints a line after each tenth of them, and continues to insert until it is killed.
     fill: fn(&Path, u64),
     /// Opens the store, prints a line after it has read a row, prints the number of rows, and waits until it is killed.
     start: fn(&Path, u64),

@@ -1,6 +1,6 @@
 //! The CPU time of an echoed message on the server, which is a separate process with one thread.
 
-use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, run_on_core};
 use tokio::net::TcpStream;
 
 use super::super::conn::echo::exchange_batches;
@@ -57,5 +57,5 @@ fn run(meter: Meter, name: &str, depth: usize, messages: u64) -> Sample {
         });
         sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
     };
-    on_core(load_core.unwrap_or(0), load).expect("a thread can be pinned")
+    run_on_core(load_core.unwrap_or(0), load).expect("a thread can be pinned")
 }

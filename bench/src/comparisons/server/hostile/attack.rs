@@ -7,7 +7,7 @@ use serde_json::json;
 use super::super::client::{self, position};
 use super::super::{archive, get};
 
-/// A kind of request that a client sends again and again.
+/// A kind of request that a client sends repeatedly.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attack {
     /// Cheap reads by key: the baseline.
@@ -20,7 +20,7 @@ pub(super) enum Attack {
     Transaction,
     /// Opens and closes subscriptions to a tenth of the records.
     Subscribe,
-    /// Writes as many small records as fit a request.
+    /// Writes as many small records as a request can have.
     InsertMany,
     /// Requests statistics.
     Statistics,
@@ -32,7 +32,7 @@ pub(super) type Frame = Arc<[u8]>;
 /// The sequence of requests of one connection.
 pub(super) struct Requests {
     attack: Attack,
-    /// The requests that are sent in turn. Empty for subscriptions, because no two of them are the same.
+    /// The requests that are sent in turn. Empty for subscriptions, because each request differs.
     prepared: Vec<Frame>,
     /// The number of requests so far.
     sent: usize,
@@ -56,7 +56,7 @@ impl Attack {
         Self::Statistics,
     ];
 
-    /// The name of the contender.
+    /// Returns the name of the contender.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ordinary => "ordinary",
@@ -69,7 +69,7 @@ impl Attack {
         }
     }
 
-    /// The requests against an archive of this number of records. `insert_many_bytes` is the length of a `store.insertMany` request.
+    /// Returns the requests for an archive with `records` records. `insert_many_bytes` is the length of a `store.insertMany` request.
     pub(super) fn requests(self, records: u64, insert_many_bytes: usize) -> Requests {
         let archive = archive::BUCKET;
         let texts: Vec<String> = match self {
@@ -96,14 +96,14 @@ impl Attack {
     }
 }
 
-/// A filter whose conditions are all tested for every record and match none.
+/// Returns a filter whose conditions are all tested for every record. It matches no record.
 fn costly_filter() -> serde_json::Value {
     let condition = |number| json!({"name": {"$contains": format!("absent {number}")}});
     json!({"$or": (0..CONDITIONS).map(condition).collect::<Vec<_>>()})
 }
 
-/// A request of at most this length, with small records behind those of the archive. It has the same keys each time, so that the
-/// bucket does not grow from request to request. Smaller records would exceed the limit of 4 MiB per commit and be refused.
+/// Returns a request of at most `bytes` bytes, with small records whose keys follow those of the archive. Each request has the same
+/// keys, so that the bucket does not grow. With smaller records, a request would exceed the limit of 4 MiB per commit.
 fn insert_many(first: u64, bytes: usize) -> String {
     let mut text = format!(r#"{{"id":1,"type":"store.insertMany","bucket":"{}","data":["#, archive::BUCKET);
     for number in first.. {
@@ -119,7 +119,7 @@ fn insert_many(first: u64, bytes: usize) -> String {
 }
 
 impl Requests {
-    /// The next request, regardless of any answer.
+    /// Returns the next request, without a preceding reply.
     pub(super) fn next(&mut self) -> Frame {
         let number = self.sent;
         self.sent += 1;
@@ -129,18 +129,18 @@ impl Requests {
         Arc::clone(&self.prepared[number % self.prepared.len()])
     }
 
-    /// The request that follows an answer, of which these are the first bytes: the end of a subscription that was opened, or else
-    /// the next request.
-    pub(super) fn after(&mut self, answer: &[u8]) -> Frame {
+    /// Returns the request that follows a reply, given the first bytes of the reply. If it opened a subscription, the request ends it.
+    pub(super) fn after(&mut self, reply: &[u8]) -> Frame {
         const ID: &[u8] = br#""subscriptionId":""#;
-        let Some(at) = position(answer, ID) else { return self.next() };
-        let id = answer[at + ID.len()..].split(|&byte| byte == b'"').next().unwrap_or_default();
+        let Some(at) = position(reply, ID) else { return self.next() };
+        let id = reply[at + ID.len()..].split(|&byte| byte == b'"').next().unwrap_or_default();
         let id = client::lossy(id);
         client::text(&json!({"id": 1, "type": "store.unsubscribe", "subscriptionId": id}).to_string()).into()
     }
 }
 
-/// Subscribes to one group of the archive. The filter has a condition that differs from request to request and matches every record.
+/// Returns a request that subscribes to one group of the archive. Its filter has a condition that matches every record and differs from
+/// request to request.
 fn subscribe(number: usize) -> String {
     let group = number as u64 % archive::GROUPS;
     let filter = json!({"group": group, "rank": {"$lt": archive::RANKS + number as u64}});

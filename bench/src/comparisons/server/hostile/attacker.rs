@@ -13,14 +13,13 @@ use super::attack::{Frame, Requests};
 /// The number of requests in flight.
 pub(super) const IN_FLIGHT: usize = 16;
 
-/// How much lower than usual the priority of its threads is, on the scale of `nice`. It shares a core with the ordinary clients,
-/// whose latency must not include the time that this client takes.
+/// Niceness of the threads of this client. It shares a core with the ordinary clients, whose latency must not include its CPU time.
 const NICENESS: i32 = 10;
 
-/// The first bytes of an answer that are kept. A subscription id is within them.
+/// Number of bytes at the start of a reply that are stored. A subscription id is within them.
 const HEAD_BYTES: usize = 128;
 
-/// A running attack. Two threads: one writes requests, the other reads answers and discards them.
+/// A running attack. Two threads: one writes requests, the other reads replies and discards them.
 pub(super) struct Attacker {
     socket: TcpStream,
     reader: JoinHandle<()>,
@@ -28,19 +27,19 @@ pub(super) struct Attacker {
 }
 
 impl Attacker {
-    /// Connects, and returns when the first request is answered.
+    /// Connects, and returns after the first reply.
     pub(super) fn start(address: &str, mut requests: Requests) -> Self {
         let socket = Client::connect_tidewire(address).into_socket();
         let clone = || socket.try_clone().expect("a socket can be cloned");
-        let (frames, due) = sync_channel(IN_FLIGHT);
+        let (frames, pending) = sync_channel(IN_FLIGHT);
         for _ in 0..IN_FLIGHT {
             frames.send(requests.next()).expect("the channel has this capacity");
         }
         let (input, output) = (BufReader::with_capacity(64 << 10, clone()), clone());
-        let (first_answer, answered) = sync_channel(1);
-        let writer = thread::spawn(move || write(output, &due));
-        let reader = thread::spawn(move || read(input, requests, &frames, &first_answer));
-        answered.recv_timeout(PATIENCE).expect("the server answers the hostile client");
+        let (first_reply, received) = sync_channel(1);
+        let writer = thread::spawn(move || write(output, &pending));
+        let reader = thread::spawn(move || read(input, requests, &frames, &first_reply));
+        received.recv_timeout(PATIENCE).expect("the server replies to the hostile client");
         Self { socket, reader, writer }
     }
 
@@ -48,10 +47,10 @@ impl Attacker {
     ///
     /// # Panics
     ///
-    /// If the connection has ended before, since then there was no load.
+    /// If the connection has already ended, because the load has then ended too.
     pub(super) fn stop(self) {
         assert!(!self.reader.is_finished(), "the server closed the connection of the hostile client");
-        // Fails if the server closes it just now.
+        // Fails if the server closes the connection at the same time.
         let _ = self.socket.shutdown(Shutdown::Both);
         for thread in [self.reader, self.writer] {
             thread.join().expect("no thread of the hostile client panics");
@@ -60,17 +59,17 @@ impl Attacker {
 }
 
 /// Writes requests until the connection or the channel is closed.
-fn write(mut output: TcpStream, due: &Receiver<Frame>) {
+fn write(mut output: TcpStream, frames: &Receiver<Frame>) {
     lower_priority();
-    while let Ok(frame) = due.recv() {
+    while let Ok(frame) = frames.recv() {
         if output.write_all(&frame).is_err() {
             return;
         }
     }
 }
 
-/// Reads answers until the connection is closed, and has the next request sent after each.
-fn read(mut input: impl Read, mut requests: Requests, frames: &SyncSender<Frame>, first_answer: &SyncSender<()>) {
+/// Reads replies until the connection is closed, and passes a request to the writer after each.
+fn read(mut input: impl Read, mut requests: Requests, frames: &SyncSender<Frame>, first_reply: &SyncSender<()>) {
     lower_priority();
     let mut head = Vec::with_capacity(HEAD_BYTES);
     while read_head(&mut input, &mut head).is_ok() {
@@ -81,12 +80,12 @@ fn read(mut input: impl Read, mut requests: Requests, frames: &SyncSender<Frame>
         if frames.send(requests.after(&head)).is_err() {
             return;
         }
-        // Fails except for the first answer.
-        let _ = first_answer.try_send(());
+        // The receiver waits for the first reply only, so later sends fail.
+        let _ = first_reply.try_send(());
     }
 }
 
-/// Reads a message and keeps its first bytes.
+/// Reads a message, and stores its first bytes in `head`.
 fn read_head(input: &mut impl Read, head: &mut Vec<u8>) -> io::Result<()> {
     let header = client::read_header(input)?;
     let (_, payload) = client::lengths(&header).expect("the header is complete");
@@ -97,7 +96,7 @@ fn read_head(input: &mut impl Read, head: &mut Vec<u8>) -> io::Result<()> {
     if discarded < rest { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
-/// Lowers the priority of this thread. On Linux the others of the process keep theirs.
+/// Lowers the priority of this thread. On Linux, other threads of the process are not affected.
 fn lower_priority() {
     rustix::process::setpriority_process(None, NICENESS).expect("a thread can lower its priority");
 }

@@ -23,7 +23,7 @@ use super::serving;
 /// The rows that ordinary requests use.
 const ROWS: u64 = 1000;
 
-/// How much a round does.
+/// The amount of work of a round.
 #[derive(Clone, Copy)]
 struct Size {
     /// The number of records in the archive.
@@ -62,7 +62,7 @@ fn workload(name: &'static str, operation: Operation, effort: Effort) -> Workloa
     Workload {
         name,
         about: format!(
-            "{} One is due every {:?}, {} in all. A latency starts when the operation was due. Meanwhile one other connection keeps \
+            "{} An operation is due every {:?}, {} in all. A latency starts when the operation was due. Meanwhile one other connection keeps \
              {IN_FLIGHT} requests in flight. Each contender is another kind of request: cheap store.get requests for `ordinary`, \
              and for the others requests that are costly for the server, most of them over a bucket of {} records of {} bytes \
              without indexes. A rejected request counts as answered. {}{disk}",

@@ -1,6 +1,6 @@
 //! A steady load of ordinary requests, each sent when it is due.
 //!
-//! The schedule does not wait for answers (an open loop), and a latency starts when an operation was due. So a server that stops
+//! The schedule does not wait for replies (an open loop), and a latency starts when an operation was due. So a server that stops
 //! for a while delays every operation that was due meanwhile, as it would for independent clients. Threads block on sockets, since the
 //! timers of tokio are too coarse for latencies below a millisecond.
 
@@ -20,7 +20,7 @@ use super::ROWS;
 /// The number of ordinary connections whose latency is measured.
 pub(super) const CONNECTIONS: usize = 5;
 
-/// What the ordinary connections do.
+/// The operation of the ordinary connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     /// Reads a row by key.
@@ -31,12 +31,12 @@ pub(super) enum Operation {
     Push,
 }
 
-/// How often operations are due.
+/// The rate at which operations are due.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     /// The number of operations of each connection.
     pub(super) turns: u32,
-    /// The time from one operation to the next, which belongs to the next connection.
+    /// The time from one operation to the next. Successive operations are on different connections.
     pub(super) interval: Duration,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct PacedLoad {
 }
 
 impl Operation {
-    /// What is counted, in the singular.
+    /// Returns the unit that is counted, in the singular.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -70,7 +70,7 @@ impl Operation {
         self == Self::Insert
     }
 
-    /// What happens, in a sentence.
+    /// Returns a description, in a sentence.
     pub(super) fn about(self) -> String {
         match self {
             Self::Get => format!("store.get of one of {ROWS} rows on {CONNECTIONS} connections."),
@@ -98,7 +98,7 @@ impl Operation {
         }
     }
 
-    /// The number of the row that an operation uses.
+    /// Returns the number of the row that an operation uses.
     fn row(self, connection: usize, turn: u32) -> u64 {
         let operation = u64::from(turn) * CONNECTIONS as u64 + connection as u64;
         match self {
@@ -110,7 +110,7 @@ impl Operation {
 }
 
 impl Pace {
-    /// The number of operations of all connections.
+    /// Returns the number of operations of all connections.
     pub(super) fn operations(self) -> u64 {
         u64::from(self.turns) * CONNECTIONS as u64
     }
@@ -146,7 +146,7 @@ impl PacedLoad {
     ///
     /// # Panics
     ///
-    /// If an ordinary request fails or is not answered within [`PATIENCE`].
+    /// If an ordinary request fails or has no reply within [`PATIENCE`].
     pub(super) fn run(self, pace: Pace) -> Vec<Duration> {
         let Self { operation, connections, writer } = self;
         let clone = |client: &Client| client.socket.try_clone().expect("a socket can be cloned");
@@ -155,11 +155,11 @@ impl PacedLoad {
         thread::scope(|scope| {
             scope.spawn(move || send(outputs, operation, schedule));
             if let Some(writer) = writer {
-                scope.spawn(move || read_answers(writer, pace.operations()));
+                scope.spawn(move || read_replies(writer, pace.operations()));
             }
             let measure = |(connection, client)| {
                 scope.spawn(move || match operation {
-                    Operation::Get | Operation::Insert => time_answers(client, operation, connection, schedule),
+                    Operation::Get | Operation::Insert => time_replies(client, operation, connection, schedule),
                     Operation::Push => time_pushes(client, connection, schedule),
                 })
             };
@@ -184,25 +184,25 @@ fn send(mut outputs: Vec<TcpStream>, operation: Operation, schedule: Schedule) {
 }
 
 /// Checks that all updates succeed.
-fn read_answers(mut writer: Client, answers: u64) {
-    for _ in 0..answers {
+fn read_replies(mut writer: Client, replies: u64) {
+    for _ in 0..replies {
         check(&writer.receive());
     }
 }
 
-fn check(answer: &[u8]) {
-    assert!(contains(answer, br#""type":"result""#), "an ordinary request is answered with {}", lossy(answer));
+fn check(reply: &[u8]) {
+    assert!(contains(reply, br#""type":"result""#), "unexpected reply to an ordinary request: {}", lossy(reply));
 }
 
-/// Reads the answers of a connection, which are in the order of the requests.
-fn time_answers(mut client: Client, operation: Operation, connection: usize, schedule: Schedule) -> Vec<Duration> {
+/// Reads the replies of a connection, which are in the order of the requests.
+fn time_replies(mut client: Client, operation: Operation, connection: usize, schedule: Schedule) -> Vec<Duration> {
     let time = |turn| {
-        let answer = client.receive();
+        let reply = client.receive();
         let latency = schedule.due(connection, turn).elapsed();
-        check(&answer);
+        check(&reply);
         let (key, expected) =
-            (number_after(&answer, br#"{"id":1,"type":"result","data":{"id":"#), operation.row(connection, turn));
-        assert!(key == row::key(expected), "expected the row {}, got {}", row::key(expected), lossy(&answer));
+            (number_after(&reply, br#"{"id":1,"type":"result","data":{"id":"#), operation.row(connection, turn));
+        assert!(key == row::key(expected), "expected the row {}, got {}", row::key(expected), lossy(&reply));
         latency
     };
     (0..schedule.pace.turns).map(time).collect()

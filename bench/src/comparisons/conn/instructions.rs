@@ -19,7 +19,7 @@ use super::server::{self, FRAME_BYTES, ROLE};
 /// The pause before a request. Long enough for the server to be idle again, even under valgrind.
 const PAUSE: Duration = Duration::from_millis(1);
 
-pub(super) fn push(effort: Effort) -> Workload {
+pub(super) fn without_pushes(effort: Effort) -> Workload {
     let requests = effort.operations(500);
     let contender = |name| {
         Contender::new(name, move |_| {

@@ -12,7 +12,7 @@ use super::client::{self, Client};
 use super::process::{ServerProcess, core_assignment, on_load_core};
 use super::serving;
 
-/// Connections that are opened or closed together. As many fit the listen backlog.
+/// Connections that are opened or closed together. The listen backlog has room for them.
 const BATCH: usize = 100;
 
 pub(super) fn open_and_close(effort: Effort) -> Workload {
