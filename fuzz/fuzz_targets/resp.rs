@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use tidewire_fuzz::split;
 use tidewire_redis::resp::{DecodeError, Decoder, DecoderOptions, Message, Version};
 
-/// Memory for a first read, the read-ahead, and the reserve of the reader.
+/// Bytes of a first read, the read-ahead, and the spare capacity of the reader.
 const MAX_INPUT_BYTES: usize = (64 << 10) + (4 << 10) + 64;
 
 /// Returns the messages, their number and the result at the end of the stream. Messages are encoded, because NaN is not equal to

@@ -1,4 +1,4 @@
-//! Arbitrary bytes, in arbitrary pieces, in both roles: no panic, bounded memory, and the same messages, answers and error as in one
+//! Arbitrary bytes, in arbitrary pieces, in both roles: no panic, bounded memory, and the same messages, replies and error as in one
 //! piece.
 
 #![no_main]
@@ -20,15 +20,15 @@ fuzz_target!(|data: &[u8]| {
 
     let run = |sizes, max_capacity| {
         let (decoded, control) = decode_pieces(codec(is_server, options), wire, sizes, max_capacity);
-        // A client masks with random keys, so the decoded answers are compared and not their bytes.
+        // A client masks with random keys, so the decoded replies are compared and not their bytes.
         let mut peer = codec(!is_server, WebSocketOptions::default());
         let mut control = BytesMut::from(&control[..]);
-        let mut answers = Vec::new();
-        while let Some(answer) = peer.decode(&mut control).expect("the answers are valid frames") {
-            answers.push(answer);
+        let mut replies = Vec::new();
+        while let Some(reply) = peer.decode(&mut control).expect("the replies are valid frames") {
+            replies.push(reply);
         }
         assert!(control.is_empty());
-        (decoded, answers)
+        (decoded, replies)
     };
     let whole = run(&[], usize::MAX);
     assert_eq!(whole, run(&sizes, max_capacity));

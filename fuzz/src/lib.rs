@@ -1,4 +1,4 @@
-//! Helpers of the fuzz targets: feed bytes to a codec as a connection does, and collect the results to compare.
+//! Feeds bytes to a codec as a connection does, and collects the results, for the fuzz targets.
 
 use std::io::IoSlice;
 
@@ -18,7 +18,7 @@ pub struct Decoded<F, E> {
     pub is_closed: bool,
 }
 
-/// Decodes `wire` in pieces. `sizes` are the lengths of the pieces, repeated; without sizes there is one piece. Reserves memory only
+/// Decodes `wire` in pieces. `sizes` are the lengths of the pieces, repeated. If it is empty, there is one piece. Memory is reserved only
 /// when the input buffer is full. Returns the result, and the control frames that the codec wrote.
 ///
 /// # Panics

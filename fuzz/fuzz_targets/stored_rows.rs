@@ -1,5 +1,5 @@
-//! Arbitrary bytes as stored rows, keys and definitions: a store opens or returns an error about unreadable data, and a store that
-//! opened once opens again with the same content.
+//! Arbitrary bytes as stored rows, keys and definitions: a store either opens or returns an error about invalid data. A store that opened
+//! opens again with the same content.
 
 #![no_main]
 
@@ -27,7 +27,7 @@ fn embedded() -> EmbeddedOptions {
 }
 
 /// Returns every bucket, row and query of the store as text.
-fn everything(store: &Store) -> String {
+fn content(store: &Store) -> String {
     let snapshot = store.snapshot();
     let mut text = String::new();
     let system = snapshot.state.system_bucket("_system").expect("the bucket is declared");
@@ -69,10 +69,10 @@ fuzz_target!(|data: &[u8]| {
     }
     drop(engine);
     let first = match open() {
-        Ok((store, _)) => everything(&store),
+        Ok((store, _)) => content(&store),
         Err(StoreOpenError::InvalidData(_) | StoreOpenError::SystemBucket(_)) => return,
         Err(error) => panic!("{error}"),
     };
     let (store, _) = open().expect("the store opens again");
-    assert_eq!(everything(&store), first);
+    assert_eq!(content(&store), first);
 });
