@@ -13,7 +13,7 @@ use crate::rows::{Edit, Projection};
 /// Applying it to the result before the commit gives the result after it, in three steps:
 ///
 /// 1. *Removed* rows are removed by key, or by index in the old result, last index first.
-/// 2. *Added* rows are inserted in order, each at its index in the new result. Without indexes they are appended.
+/// 2. *Added* rows are inserted in order, each at its index in the new result. If there are no indexes, they are appended.
 /// 3. *Changed* rows replace the row with the same key, or at the same index in the new result.
 ///
 /// A row that moves is removed and added. Indexes start at zero and are ascending within each list.
@@ -21,8 +21,8 @@ use crate::rows::{Edit, Projection};
 /// The JSON has one of two forms, which is fixed for a query:
 ///
 /// - **Plain**, for a query without sort, offset and limit whose result includes the key field:
-///   `{"added":[record,…],"changed":[record,…],"removed":[key,…]}`. If an added record is not the last in insertion order, there is
-///   also `"at":[index,…]` with the index of each added record.
+///   `{"added":[record,…],"changed":[record,…],"removed":[key,…]}`. If the added records are not all at the end of the result, there
+///   is also `"at":[index,…]` with the index of each added record.
 /// - **Indexed**, for all other queries: `{"added":[{"index":0,"record":…},…],"changed":[{"index":1,"record":…},…],
 ///   "removed":[{"index":0,"key":…},…]}`.
 #[derive(Debug, Clone)]

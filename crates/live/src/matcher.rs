@@ -114,7 +114,7 @@ pub struct EndedQuery {
     pub subscribers: Vec<u64>,
 }
 
-/// Counts of a matcher.
+/// Statistics of a matcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct MatcherStats {
@@ -259,7 +259,7 @@ impl Matcher {
         subscribers.is_empty().then(|| self.remove(slot))
     }
 
-    /// Applies a commit: its position and its changes, in order.
+    /// Applies a commit. `changes` are its changes in order.
     pub fn commit(&mut self, position: Position, changes: &[Change]) -> Committed {
         self.evict_encoded();
         self.position = position;

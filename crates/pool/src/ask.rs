@@ -64,7 +64,7 @@ pub(crate) trait AskHandle: Send + Sync {
 
     fn is_open(&self) -> bool;
 
-    /// Adds another ask. Returns it if this handle cannot hold several.
+    /// Adds another ask. Returns it if this handle is of a single ask.
     fn join(&mut self, other: Arc<dyn AskHandle>) -> Option<Arc<dyn AskHandle>> {
         Some(other)
     }

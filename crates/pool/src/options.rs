@@ -25,7 +25,7 @@ pub type Merge<P> = dyn Fn(&mut P, P) + Send + Sync;
 /// It does not apply to follow-up messages, which are accepted or rejected immediately.
 #[non_exhaustive]
 pub enum Overflow<P> {
-    /// The message is returned in the error. The default, because the caller gets an error and decides.
+    /// The message is returned in the error. The default, because no message is lost or delayed without the caller's knowledge.
     Reject,
     /// [`submit`](crate::Pool::submit) blocks and [`submit_async`](crate::Pool::submit_async) waits until the pool can accept the
     /// message; [`try_submit`](crate::Pool::try_submit) rejects it. Workers return budget in batches of up to a 64th of the bound,
@@ -281,8 +281,8 @@ impl<P: Send + 'static> Builder<P> {
         Self { name: name.into(), ..self }
     }
 
-    /// Sets by how much the scheduling priority of the threads is lower than that of the thread that starts the pool, on the scale
-    /// of `nice`. Use it for work that must not delay other threads of the process. It has an effect on Linux only, where each
+    /// Sets the niceness of the threads, relative to the thread that starts the pool. A higher value is a lower scheduling priority.
+    /// Use it for work that must not delay other threads of the process. It has an effect on Linux only, where each
     /// thread has its own priority. Default: 0, no change.
     #[must_use]
     pub fn niceness(self, niceness: u8) -> Self {
@@ -294,8 +294,8 @@ impl<P: Send + 'static> Builder<P> {
         Pool::start(self.validated()?, handler)
     }
 
-    /// Creates the same pool without threads, for tests. The caller steps it in virtual time. The seed selects the next key among the
-    /// ready ones.
+    /// Creates the same pool without threads, for tests. The caller steps it in virtual time. The seed determines which ready key is
+    /// next.
     pub fn simulate<H: Handler<P>>(self, seed: u64, handler: H) -> Result<Simulation<P>, BuildError> {
         Ok(Simulation::new(self.validated()?, seed, handler))
     }

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 /// A W3C trace context: which trace a message belongs to, and which span caused it.
 ///
-/// It is part of the message, because a thread-local would be lost on another thread. It is parsed from a `traceparent` header, and its
-/// `Display` is one.
+/// It is part of the message, because a thread-local would be lost on another thread. It is parsed from a `traceparent` header, and
+/// displayed as one.
 ///
 /// ```
 /// use tidewire_pool::TraceContext;

@@ -349,7 +349,7 @@ impl Driver {
         }
     }
 
-    /// Returns whether the events up to a position are delivered: no subscriber waits for a result that was requested before.
+    /// Returns whether the events up to a position are delivered: no subscriber waits for a result that was requested by then.
     fn is_delivered(&self, position: Position) -> bool {
         let is_waiting = |id: &u64| {
             let pending = self.subscribers.get(id).and_then(|subscriber| subscriber.pending.as_ref());
@@ -483,7 +483,7 @@ fn end_reason(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Op
     subscriber.definition.as_ref().is_some_and(is_outdated).then_some(SubscriptionEnd::QueryUndefined)
 }
 
-/// Timeout used instead of one that the clock cannot represent.
+/// The timeout that replaces one which the clock cannot represent.
 const LONGEST_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 
 impl Drop for Driver {

@@ -54,7 +54,10 @@ proptest! {
             for (id, (index, subscriber)) in &mut subscribers {
                 let update = committed.updates.iter().find(|update| update.query == subscriber.query);
                 let now = current_result(&mut live, subscriber.query);
-                prop_assert_eq!(update.is_some(), now != before[id], "an update for each changed result: {:?} {:?} {:?}", queries[*index], before[id], now);
+                prop_assert_eq!(
+                    update.is_some(), now != before[id],
+                    "an update for each changed result: {:?} {:?} {:?}", queries[*index], before[id], now
+                );
                 subscriber.is_behind |= choices.iter().any(|(choice, _)| u64::from(*choice) == *id);
                 if let Some(update) = update.filter(|_| !subscriber.is_behind) {
                     subscriber.result = apply_change(&subscriber.result, &update.change, &mut live, subscriber.query);

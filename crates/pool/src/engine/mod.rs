@@ -3,16 +3,16 @@
 //! # The path of a message
 //!
 //! 1. `submit` puts the message into an envelope with its size (`pool.rs`).
-//! 2. One atomic step takes the budget for one message and its bytes (`budget.rs`). If the pool is full, the overflow policy
-//!    decides: reject, wait, drop the oldest message, or merge (`submission.rs`).
-//! 3. The message is appended to the intake of its home shard, which is its key modulo the number of workers. A worker is woken
-//!    if none is searching (`idle.rs`).
+//! 2. The budget for one message and its bytes is acquired in one atomic step (`budget.rs`). If the pool is full, the overflow
+//!    policy applies: reject, wait, drop the oldest message, or merge (`submission.rs`).
+//! 3. The message is appended to the intake of its home shard, whose number is the key modulo the number of workers. A worker is
+//!    woken if no worker is searching (`idle.rs`).
 //! 4. A worker takes the next message of its own shard. If the shard has none and keys may move, it takes one from another shard
 //!    (`worker.rs`, `delivery.rs`).
-//! 5. The stripe dequeues the first message of a key that no worker is handling. A message of a busy key waits in the list of
+//! 5. The stripe dequeues the first message of a key that no worker is handling. A message of a busy key waits in the queue of
 //!    its key (`stripe.rs`).
-//! 6. A message whose deadline has passed becomes a dead letter. Any other goes to the handler, with a `Context` for follow-up
-//!    messages.
+//! 6. A message whose deadline has passed becomes a dead letter. Any other message goes to the handler, with a `Context` for
+//!    follow-up messages.
 //! 7. A handled message returns its budget. A failed one waits for its next attempt, and its key with it, or becomes a
 //!    dead letter (`dead_letters.rs`), and a caller of `ask` gets the reason (`ask.rs`).
 //!

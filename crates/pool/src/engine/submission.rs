@@ -248,7 +248,7 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Queues a message whose budget has been taken, unless its key is full or the pool is closed.
+    /// Appends a message to the intake, unless its key is full or the pool is closed. Its budget has been acquired.
     #[inline(always)]
     fn enqueue(&self, submission: &mut Submission<P>, origin: Origin) -> Result<(), Rejection> {
         let home = self.home(submission.key);

@@ -1,6 +1,6 @@
 //! Load shedding by queue delay: `CoDel` (RFC 8289), adapted to requests.
 //!
-//! A long queue is harmless if it drains, and a short queue is harmful if it never does. So the signal is the *smallest* delay in an
+//! A long queue is harmless if it drains, and a short queue is harmful if it never drains. So the signal is the *smallest* delay in an
 //! interval: the handler is overloaded only while this minimum stays above the target, as in the RFC.
 //!
 //! The reaction differs from the RFC, which drops packets one at a time, because each loss slows the sender down. Senders of messages
@@ -52,8 +52,9 @@ impl Default for SheddingOptions {
 /// Load shedding around a handler. While the queue does not drain, messages that waited too long are rejected without calling the
 /// handler.
 ///
-/// A shed message is not retried. It becomes a dead letter with [`DeadLetterReason::Shed`], and a caller of [`Pool::ask`](crate::Pool::ask)
-/// gets that reason. Clones share the state, so an application can keep one and reject requests before it submits them:
+/// A shed message is not retried. It becomes a dead letter with [`DeadLetterReason::Shed`], and a caller of
+/// [`Pool::ask`](crate::Pool::ask) gets that reason. Clones share the state, so an application can hold one and reject requests before
+/// it submits them:
 ///
 /// ```
 /// use std::time::Instant;
@@ -94,7 +95,7 @@ impl Shedding {
         SheddingHandler { inner, shedding: self.clone() }
     }
 
-    /// Returns the queue delay: how long the last message waited before a worker took it, a shed one included.
+    /// Returns the queue delay: how long the last message waited before a worker took it. Shed messages count.
     ///
     /// It is zero if more time has passed since then than this delay and the [`interval`](SheddingOptions#structfield.interval): the
     /// messages behind the last one should have been handled by then.
