@@ -149,11 +149,11 @@ impl Subscription {
         }
         let is_registered = state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
         let before = if is_registered { None } else { state.waker.replace(context.waker().clone()) };
-        let start_request = state.start_request();
+        let must_request = state.start_request();
         drop(state);
         // Dropped after the lock is released, because a waker may run arbitrary code.
         drop(before);
-        if start_request {
+        if must_request {
             self.shared.refresh(self.id);
         }
         Poll::Pending
