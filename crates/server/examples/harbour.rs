@@ -70,7 +70,7 @@ impl ProgrammaticQuery for LoadQuery {
         vec!["ships".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _params: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _params: &Map<String, Json>) -> Result<Json, RequestError> {
         let Answer::Records(ships) = view.query(&json!({"bucket": "ships"}))? else { return Ok(Json::Null) };
         let tons = ships.iter().filter_map(|ship| ship["tons"].as_u64()).sum();
         Ok(json!(Load { ships: ships.len(), tons }))

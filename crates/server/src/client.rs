@@ -16,7 +16,8 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_conn::MemoryHold;
 
 use crate::auth::Session;
-use crate::ops::handler::{Response, handle};
+use crate::ops::HandlerReply;
+use crate::ops::handler::handle;
 use crate::protocol::disconnect::Disconnect;
 use crate::protocol::request::ClientMessage;
 use crate::push::sink::PushSink;
@@ -102,25 +103,26 @@ impl Client {
         let _exclusive = if is_exclusive { Some(self.inner.exclusive.lock().await) } else { None };
         // The caller may run outside the runtime of the server.
         let runtime = &connection.server.runtime;
-        let response = {
+        let reply = {
             let _context = runtime.enter();
             handle(&connection.server, connection, &request)
         };
-        let outcome = match response {
-            Response::Ready(outcome) => outcome,
-            Response::Pending(mut outcome) => {
+        let outcome = match reply {
+            Ok(HandlerReply::Ready(data)) => Ok(data),
+            Ok(HandlerReply::Pending(mut reply)) => {
                 poll_fn(|context| {
                     let _context = runtime.enter();
-                    outcome.as_mut().poll(context)
+                    reply.as_mut().poll(context)
                 })
                 .await
             }
+            Err(error) => Err(error),
         };
-        parse(outcome.map_err(|error| self.exposed(error))?.into_text().as_deref())
+        parse(outcome.map_err(|error| self.redacted(error))?.into_text().as_deref())
     }
 
     /// Removes the details of an error unless `expose_error_details` is set.
-    fn exposed(&self, error: RequestError) -> RequestError {
+    fn redacted(&self, error: RequestError) -> RequestError {
         let is_exposed = self.inner.connection.server.options.expose_error_details;
         RequestError { details: error.details.filter(|_| is_exposed), ..error }
     }
@@ -325,7 +327,7 @@ impl PushSink for LocalSink {
         }
     }
 
-    fn take_back(&self, _: u64) -> bool {
+    fn discard_unsent(&self, _: u64) -> bool {
         false
     }
 

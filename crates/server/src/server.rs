@@ -249,7 +249,7 @@ impl Server {
     /// Applies [`Auth::validator`](crate::auth::Auth::validator) and [`tls`](ServerOptions::tls) of these options, and reads the
     /// certificate files again. Other options are ignored. Returns the number of closed connections.
     ///
-    /// Later logins use the new validator. If it does not [keep](crate::auth::TokenValidator::keeps) a session, for example because its
+    /// Later logins use the new validator. If it does not [keep](crate::auth::TokenValidator::still_accepts) a session, for example because its
     /// static token was removed, the connection is closed with [`Disconnect::SESSION_REVOKED`]. New connections use the new
     /// certificate; open connections are not affected.
     ///

@@ -190,7 +190,7 @@ impl ServerState {
     }
 
     /// Schedules the programmatic query of a subscription on a blocking thread, unless it is already scheduled.
-    pub(crate) fn compute_later(self: &Arc<Self>, subscription: u64) {
+    pub(crate) fn schedule_computation(self: &Arc<Self>, subscription: u64) {
         if self.programmatic.schedule(subscription) {
             let server = Arc::clone(self);
             drop(self.runtime.spawn_blocking(move || server.programmatic.compute_scheduled(subscription)));
@@ -204,7 +204,7 @@ impl ServerState {
         // Replaced before the connections are inspected: a concurrent login is either found below, or sees the new validator in its
         // second check.
         current.replace(validator);
-        self.end_sessions(|session| !current.keeps(session), |_| ())
+        self.end_sessions(|session| !current.still_accepts(session), |_| ())
     }
 
     /// Closes the connections whose session is selected, and revokes their users. Returns the number of closed connections.

@@ -35,8 +35,8 @@ impl TokenValidator for ReloadableValidator {
         Box::pin(async move { current.validate(token, now).await })
     }
 
-    fn keeps(&self, session: &Session) -> bool {
-        self.current().keeps(session)
+    fn still_accepts(&self, session: &Session) -> bool {
+        self.current().still_accepts(session)
     }
 }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 /// The revoked users, shared by all connections.
 ///
-/// Holds at most twice as many entries as users were revoked within the last `ttl`, plus [`MIN_THRESHOLD`]. No entry is removed before
+/// Holds at most twice as many entries as users were revoked within the last `ttl_ms`, plus [`MIN_THRESHOLD`]. No entry is removed before
 /// it expires, because a revoked user could then log in again. Therefore clients may add at most [`Self::MAX_USERS`].
 #[derive(Debug)]
 pub(crate) struct Revocations {
-    ttl: u64,
+    ttl_ms: u64,
     list: Mutex<List>,
 }
 
@@ -34,12 +34,12 @@ impl Revocations {
     pub(crate) const MAX_USERS: usize = 100_000;
 
     pub(crate) fn new(ttl: Duration) -> Self {
-        Self { ttl: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), list: Mutex::default() }
+        Self { ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), list: Mutex::default() }
     }
 
     /// Rejects logins of a user from `now` on for the time to live. A repeated revocation extends the time but never shortens it.
     pub(crate) fn revoke(&self, user_id: &str, now: u64) {
-        self.lock().add(user_id, now.saturating_add(self.ttl), now);
+        self.lock().add(user_id, now.saturating_add(self.ttl_ms), now);
     }
 
     /// Like [`revoke`](Self::revoke), but limits the number of users. Returns the end of the revocation.
@@ -51,7 +51,7 @@ impl Revocations {
                 return Err(TooManyRevocations);
             }
         }
-        Ok(list.add(user_id, now.saturating_add(self.ttl), now))
+        Ok(list.add(user_id, now.saturating_add(self.ttl_ms), now))
     }
 
     /// Adds a revocation that was stored before a restart.
@@ -61,7 +61,7 @@ impl Revocations {
 
     /// Returns whether the time to live is greater than zero.
     pub(crate) fn has_ttl(&self) -> bool {
-        self.ttl > 0
+        self.ttl_ms > 0
     }
 
     pub(crate) fn is_revoked(&self, user_id: &str, now: u64) -> bool {

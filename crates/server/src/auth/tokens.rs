@@ -166,7 +166,7 @@ impl TokenValidator for StaticTokens {
         Box::pin(future::ready(Ok(self.session(token, now))))
     }
 
-    fn keeps(&self, session: &Session) -> bool {
+    fn still_accepts(&self, session: &Session) -> bool {
         session.credential.is_none_or(|credential| self.credentials.contains(&credential))
     }
 }
@@ -297,16 +297,16 @@ mod tests {
     }
 
     #[test]
-    fn session_is_kept_while_its_token_is_unchanged() {
+    fn session_is_accepted_while_its_token_is_unchanged() {
         let list = |text: &str, token: StaticToken| StaticTokens::new([(text, token)]).unwrap();
         let bob = || token("bob", TokenExpiry::Never);
         let session = list("t-bob", bob()).session("t-bob", 5).unwrap();
-        assert!(list("t-bob", bob()).keeps(&session) && list(T_BOB, bob()).keeps(&session));
-        assert!(!list("t-new", bob()).keeps(&session), "another token of the same user");
-        assert!(!list("t-bob", token("ann", TokenExpiry::Never)).keeps(&session));
-        assert!(!list("t-bob", token("bob", TokenExpiry::At(9))).keeps(&session));
-        assert!(!list("t-bob", StaticToken::new("bob", ["reader"])).keeps(&session));
+        assert!(list("t-bob", bob()).still_accepts(&session) && list(T_BOB, bob()).still_accepts(&session));
+        assert!(!list("t-new", bob()).still_accepts(&session), "another token of the same user");
+        assert!(!list("t-bob", token("ann", TokenExpiry::Never)).still_accepts(&session));
+        assert!(!list("t-bob", token("bob", TokenExpiry::At(9))).still_accepts(&session));
+        assert!(!list("t-bob", StaticToken::new("bob", ["reader"])).still_accepts(&session));
         // A session created by the embedding program does not depend on the list.
-        assert!(list("t-new", bob()).keeps(&Session::new("bob", ["writer"])));
+        assert!(list("t-new", bob()).still_accepts(&Session::new("bob", ["writer"])));
     }
 }

@@ -19,7 +19,7 @@ pub trait TokenValidator: Send + Sync + 'static {
 
     /// Returns whether a session from a previous validator remains valid after a [reload](crate::Server::reload). This is also called
     /// for the sessions of in-process clients. The default implementation returns true.
-    fn keeps(&self, session: &Session) -> bool {
+    fn still_accepts(&self, session: &Session) -> bool {
         let _ = session;
         true
     }
@@ -30,8 +30,8 @@ impl<V: TokenValidator + ?Sized> TokenValidator for Arc<V> {
         (**self).validate(token, now)
     }
 
-    fn keeps(&self, session: &Session) -> bool {
-        (**self).keeps(session)
+    fn still_accepts(&self, session: &Session) -> bool {
+        (**self).still_accepts(session)
     }
 }
 

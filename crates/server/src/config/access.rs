@@ -44,7 +44,7 @@ impl Config {
             let mut names = Vec::new();
             // Operations on the client's own connection are always allowed.
             let is_listed = |operation: &&Operation| {
-                operation.tier == Some(tier) && operation.is_served() && operation.scope != Scope::Connection
+                operation.tier == Some(tier) && operation.is_implemented() && operation.scope != Scope::Connection
             };
             for operation in OPERATIONS.iter().filter(is_listed) {
                 names.push(operation.name);

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use super::tree::{Node, Value};
 
 /// The settings that [`Server::reload`](crate::Server::reload) applies.
-const RELOADED: [&str; 3] = ["auth.tokens", "auth.jwt", "tls"];
+const RELOADABLE_KEYS: [&str; 3] = ["auth.tokens", "auth.jwt", "tls"];
 
 /// Hashes of the settings of a file that a reload does not apply, by key. Hashes, because some settings are secret.
 #[derive(Clone, Default)]
@@ -27,7 +27,7 @@ impl FixedSettings {
     }
 
     fn add(&mut self, key: String, value: &Node) {
-        if !RELOADED.contains(&&*key) {
+        if !RELOADABLE_KEYS.contains(&&*key) {
             let mut hasher = DefaultHasher::new();
             value.json().to_string().hash(&mut hasher);
             self.0.insert(key, hasher.finish());

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value as Json, json};
 
 use super::review::review;
-use super::{Answer, Call, HandlerResult, ReplyResult};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult};
 use crate::auth::Session;
 use crate::protocol::reply::Data;
 use crate::session::caller::{Caller, Login};
@@ -21,14 +21,14 @@ pub(super) fn login(call: &Call<'_>) -> HandlerResult {
     call.admit()?;
     check_throttle(call.server, call.connection)?;
     let (server, connection) = (Arc::clone(call.server), Arc::clone(call.connection));
-    Ok(Answer::later(async move { log_in(&server, &connection, &token).await }))
+    Ok(HandlerReply::pending(async move { log_in(&server, &connection, &token).await }))
 }
 
 pub(super) fn logout(call: &Call<'_>) -> HandlerResult {
     call.admit()?;
     let (server, connection) = (Arc::clone(call.server), Arc::clone(call.connection));
     // Deferred, because this may run on the pool, and only the owner of the connection may change its login.
-    Ok(Answer::later(async move {
+    Ok(HandlerReply::pending(async move {
         change_login(&server, &connection, None);
         Ok(Data::text("{\"loggedOut\":true}"))
     }))
@@ -63,7 +63,7 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     // The user is revoked, or a concurrent reload has removed the token.
     let is_revoked = || {
         let session = &login.session;
-        server.revocations.is_revoked(&session.user_id, now) || !auth.validator.keeps(session)
+        server.revocations.is_revoked(&session.user_id, now) || !auth.validator.still_accepts(session)
     };
     if !is_revoked() {
         change_login(server, connection, Some(Arc::clone(&login)));

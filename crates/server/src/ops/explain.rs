@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::{Answer, Call, HandlerResult, Target};
+use super::{Call, HandlerReply, HandlerResult, Target};
 use crate::auth::Session;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -42,7 +42,7 @@ pub(super) fn explain(call: &Call<'_>) -> HandlerResult {
         (None, None) => None,
     };
     let explanation = Caller::new(server.auth.clone(), login).explain(operation, bucket.as_deref());
-    Data::from(explanation.to_json()).within(server.options.max_result_bytes).map(Answer::Now)
+    Data::from(explanation.to_json()).within(server.options.max_result_bytes).map(HandlerReply::Ready)
 }
 
 /// Returns the session that a request describes, if any.

@@ -12,7 +12,7 @@ use std::time::Instant;
 use tracing::{Instrument as _, Span, field};
 
 use super::table::{Effect, OperationId, Scope};
-use super::{Answer, Call, HandlerResult, Progress, ReplyFuture, ReplyResult, limit_rate, unavailable};
+use super::{Call, HandlerReply, HandlerResult, Progress, ReplyResult, limit_rate, unavailable};
 
 use crate::metrics::operations::RequestOutcome;
 use crate::protocol::request::{Id, Request};
@@ -21,24 +21,17 @@ use crate::session::connection::Connection;
 use crate::state::ServerState;
 use crate::{Code, RequestError};
 
-/// The result of a request, immediately or as a future.
-pub(crate) enum Response {
-    Ready(ReplyResult),
-    /// Must be polled to completion. Dropping it abandons the request, but does not undo what it has already done.
-    Pending(ReplyFuture),
-}
-
 /// Handles a request of a connection.
 ///
 /// The order of writes is fixed when this returns, so a transport may handle several writes concurrently. Any other request must
 /// wait until all earlier requests of the connection are done.
-pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> Response {
+pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> HandlerResult {
     let record = RequestRecord::start(connection, request);
     let handled = record.span.in_scope(|| execute(server, connection, request));
     match handled {
-        Ok(Answer::Now(data)) => Response::Ready(record.finish(server, connection, Ok(data))),
-        Err(error) => Response::Ready(record.finish(server, connection, Err(error))),
-        Ok(Answer::Later(future)) => {
+        Ok(HandlerReply::Ready(data)) => record.finish(server, connection, Ok(data)).map(HandlerReply::Ready),
+        Err(error) => record.finish(server, connection, Err(error)).map(HandlerReply::Ready),
+        Ok(HandlerReply::Pending(future)) => {
             let limit = server.options.request_timeout;
             let span = record.span.clone();
             let pending =
@@ -50,7 +43,7 @@ pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, re
                 }
             };
             // Not instrumented if the span is disabled, which keeps the future small.
-            Response::Pending(if span.is_disabled() { Box::pin(work) } else { Box::pin(work.instrument(span)) })
+            Ok(HandlerReply::Pending(if span.is_disabled() { Box::pin(work) } else { Box::pin(work.instrument(span)) }))
         }
     }
 }

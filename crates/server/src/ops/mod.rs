@@ -8,7 +8,7 @@ mod auth;
 mod explain;
 pub(crate) mod handler;
 #[cfg(test)]
-mod matrix;
+mod permission_matrix;
 mod review;
 mod server;
 mod store_admin;
@@ -37,30 +37,31 @@ use crate::session::rate_limit::RateKey;
 use crate::state::ServerState;
 use crate::work::CancelToken;
 
-/// The result of a request.
+/// The data of a reply, or an error.
 pub(crate) type ReplyResult = Result<Data, RequestError>;
 
-/// The future result of a request.
+/// The future of a [`ReplyResult`].
 pub(crate) type ReplyFuture = Pin<Box<dyn Future<Output = ReplyResult> + Send>>;
 
-/// The return value of an operation.
-pub(crate) type HandlerResult = Result<Answer, RequestError>;
+/// The result of starting a request: a reply or an error.
+pub(crate) type HandlerResult = Result<HandlerReply, RequestError>;
 
-/// The data of a reply, immediately or as a future.
-pub(crate) enum Answer {
-    Now(Data),
-    Later(ReplyFuture),
+/// The reply to a request, immediately or as a future.
+pub(crate) enum HandlerReply {
+    Ready(Data),
+    /// Must be polled to completion. Dropping it abandons the request, but does not undo what it has already done.
+    Pending(ReplyFuture),
 }
 
-impl Answer {
-    fn later(future: impl Future<Output = ReplyResult> + Send + 'static) -> Self {
-        Self::Later(Box::pin(future))
+impl HandlerReply {
+    fn pending(future: impl Future<Output = ReplyResult> + Send + 'static) -> Self {
+        Self::Pending(Box::pin(future))
     }
 }
 
-impl<T: Into<Data>> From<T> for Answer {
+impl<T: Into<Data>> From<T> for HandlerReply {
     fn from(data: T) -> Self {
-        Self::Now(data.into())
+        Self::Ready(data.into())
     }
 }
 
@@ -135,14 +136,17 @@ fn listing(
     make: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static,
 ) -> HandlerResult {
     if entries <= MAX_INLINE_ENTRIES {
-        return make(call.server).map(Answer::Now);
+        return make(call.server).map(HandlerReply::Ready);
     }
     Ok(on_pool(call, |server, _| make(server)))
 }
 
-/// Builds an answer on the pool. The connection is charged for its memory. While the memory limit is exceeded, the request is
+/// Computes a reply on the worker pool, and charges its memory to the connection. While the memory limit is exceeded, the request is
 /// rejected, so that the connections being closed can release their memory first.
-fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState, &CancelToken) -> ReplyResult + Send + 'static) -> Answer {
+fn on_pool(
+    call: &Call<'_>,
+    make: impl FnOnce(&ServerState, &CancelToken) -> ReplyResult + Send + 'static,
+) -> HandlerReply {
     let (server, sink) = (Arc::clone(call.server), Arc::clone(&call.connection.sink));
     let made = call.server.work.run(call.connection.number, move |cancelled| {
         if server.memory.used() > server.memory.max_bytes() {
@@ -152,7 +156,7 @@ fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState, &CancelToken) -> Rep
         let held = sink.hold(data.written_bytes());
         Ok((data, held))
     });
-    Answer::later(async move {
+    HandlerReply::pending(async move {
         let (data, _held) = made.await??;
         Ok(data)
     })
@@ -166,7 +170,7 @@ fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result
         Target::Query { name, bucket } => (bucket, name),
         Target::Everything => (None, "*"),
     };
-    caller.row_filter(operation, bucket, resource)
+    caller.permit(operation, bucket, resource)
 }
 
 /// Checks that the filter of a request does not have too many conditions. The conditions of row filters do not count.
@@ -185,7 +189,7 @@ fn limit_rate(server: &ServerState, connection: &Connection, caller: &Caller) ->
     let Some(rate_limiter) = &server.rate_limiter else { return Ok(()) };
     let address = RateKey::Address(network(connection.address));
     let key = caller.user_id().map_or(address, RateKey::User);
-    rate_limiter.take(key, server.store.now()).map_err(|retry_after| {
+    rate_limiter.try_acquire(key, server.store.now()).map_err(|retry_after| {
         server.counters.rate_limited.fetch_add(1, Relaxed);
         RequestError::rate_limited("Rate limit exceeded", retry_after)
     })

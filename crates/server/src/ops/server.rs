@@ -13,7 +13,7 @@ use tidewire_store::{Cause, MaintenanceError, WriteOptions};
 use super::store_admin::{bounded, store_stats};
 use super::store_writes::owner;
 use super::table::Capabilities;
-use super::{Answer, Call, HandlerResult, ReplyResult, Target, listing};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, listing};
 use crate::auth::{Revocations, TooManyRevocations};
 use crate::protocol::reply::Data;
 use crate::state::ServerState;
@@ -82,7 +82,7 @@ pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
     let options = WriteOptions::default().cause(Cause::of(call.connection.number)).owner(owner(call));
     let options = options.bytes(call.request.memory());
     let stored = server.store.write_with(options, move |draft| revoked_users::store(draft, &user_id, until));
-    Ok(Answer::later(async move {
+    Ok(HandlerReply::pending(async move {
         stored.await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot store revocation");
             let error = RequestError::from(error);
@@ -130,7 +130,7 @@ pub(super) fn backup(call: &Call<'_>) -> HandlerResult {
         return Err(RequestError::new(Code::Conflict, "another backup is running; try again when it has finished"));
     };
     let copying = tokio::task::spawn_blocking(move || copy(&running, &name, &dir));
-    Ok(Answer::later(async move { copying.await.map_err(|error| RequestError::internal(&error))? }))
+    Ok(HandlerReply::pending(async move { copying.await.map_err(|error| RequestError::internal(&error))? }))
 }
 
 const MAX_BACKUP_NAME_BYTES: usize = 64;

@@ -8,7 +8,7 @@ use tidewire_store::{BucketStats, Query, StoreError};
 
 use super::store_writes::{Idempotency, write};
 use super::subscribe::permit_named;
-use super::{Answer, Call, HandlerResult, ReplyResult, Target, check_conditions, listing, on_pool};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, check_conditions, listing, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -50,7 +50,7 @@ pub(super) fn bucket_schema(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Bucket(&name))?;
     let snapshot = call.server.store.snapshot();
     let config = &snapshot.state.bucket(&name)?.definition().config;
-    bounded(call.server, json!({"name": name, "config": config})).map(Answer::Now)
+    bounded(call.server, json!({"name": name, "config": config})).map(HandlerReply::Ready)
 }
 
 pub(super) fn define_query(call: &Call<'_>) -> HandlerResult {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 use tidewire_store::query::{Budget, Exceeded, Parameters};
 use tidewire_store::{Aggregate, Bucket, Filter, Query, Row, Snapshot};
 
-use super::{Answer, Call, HandlerResult, Target, check_conditions, on_pool};
+use super::{Call, HandlerReply, HandlerResult, Target, check_conditions, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::{Data, append_rows};
 use crate::protocol::request::Params;
@@ -18,7 +18,7 @@ pub(super) fn get(call: &Call<'_>) -> HandlerResult {
     let snapshot = call.server.store.snapshot();
     let row = snapshot.state.bucket(&bucket)?.record(&key, || call.server.store.now());
     let row = row.filter(|row| row_filter.as_ref().is_none_or(|filter| filter.matches(row)));
-    one(row).within(call.server.options.max_result_bytes).map(Answer::Now)
+    one(row).within(call.server.options.max_result_bytes).map(HandlerReply::Ready)
 }
 
 pub(super) fn all(call: &Call<'_>) -> HandlerResult {
@@ -187,7 +187,7 @@ fn read(
     let max_bytes = call.server.options.max_result_bytes;
     match run_within(&run, &query, &snapshot, now, max_bytes, Budget::unlimited().max_work(MAX_INLINE_WORK)) {
         Err(ReadError::Exceeded(Exceeded::Work)) => {}
-        done => return Ok(Answer::Now(done?)),
+        done => return Ok(HandlerReply::Ready(done?)),
     }
     Ok(on_pool(call, move |_, cancelled| {
         let cancelled = cancelled.clone();

@@ -8,7 +8,7 @@ use tidewire_store::{Cause, Draft, Filter, ReferenceFilter, Row, StoreError, Wri
 use tracing::Instrument as _;
 
 use super::table::OperationId;
-use super::{Answer, Call, HandlerResult, Target, check_conditions};
+use super::{Call, HandlerReply, HandlerResult, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -151,7 +151,7 @@ pub(super) fn write(
     idempotency: Option<Idempotency>,
     shown: Vec<ReplyRecords>,
     work: impl FnOnce(&mut Draft) -> Result<Data, StoreError> + Send + 'static,
-) -> Answer {
+) -> HandlerReply {
     let bytes = call.request.memory() + idempotency.as_ref().map_or(0, |idempotency| idempotency.request.len());
     let cause = Cause::of(call.connection.number);
     let options = WriteOptions::default().cause(cause).owner(owner(call)).bytes(bytes);
@@ -163,7 +163,7 @@ pub(super) fn write(
         }
     };
     let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
-    Answer::later(async move { pending.instrument(span).await.map_err(RequestError::from) })
+    HandlerReply::pending(async move { pending.instrument(span).await.map_err(RequestError::from) })
 }
 
 /// Returns the owner to which the store charges a write: the user, or without a login the client's address. For an in-process client

@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 
 use super::store_reads::query_params;
 use super::table::OperationId;
-use super::{Answer, Call, HandlerResult, ReplyResult, Target, check_conditions, permit};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, check_conditions, permit};
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
@@ -31,7 +31,7 @@ pub(super) fn subscribe(call: &Call<'_>) -> HandlerResult {
         .inspect_err(|_| call.progress.set(super::Progress::Denied))?;
     call.admit()?;
     let (connection, caller, operation) = (Arc::clone(call.connection), call.caller.clone(), call.operation);
-    Ok(Answer::later(async move { open(&connection, subscribe, &caller, operation, row_filter).await }))
+    Ok(HandlerReply::pending(async move { open(&connection, subscribe, &caller, operation, row_filter).await }))
 }
 
 pub(super) fn unsubscribe(call: &Call<'_>) -> HandlerResult {
@@ -42,7 +42,7 @@ pub(super) fn unsubscribe(call: &Call<'_>) -> HandlerResult {
     let number = number.filter(|number: &u64| *id == format!("sub-{number}"));
     let (connection, shown) = (Arc::clone(call.connection), id.chars().take(64).collect::<String>());
     // Deferred, because this may run on the pool, and only the owner of the connection may remove subscriptions.
-    Ok(Answer::later(async move {
+    Ok(HandlerReply::pending(async move {
         if number.is_some_and(|number| connection.unsubscribe(number)) {
             return Ok(Data::text("{\"unsubscribed\":true}"));
         }
@@ -265,14 +265,14 @@ async fn open_programmatic(
         position: opening.is_extended.then(|| computed.position()),
         resumed: is_resumed.then_some(false),
     };
-    let whole = First::Snapshot(QueryResult::Json(computed.json.clone()));
-    let data = first.data(whole, server.options.max_result_bytes)?;
+    let snapshot = First::Snapshot(QueryResult::Json(computed.json.clone()));
+    let data = first.data(snapshot, server.options.max_result_bytes)?;
     let subscription = Subscription::programmatic(opening, connection, computed.json);
     connection.add(&subscription)?;
     server.programmatic.subscribe(&subscription, caller.clone());
     // Computed once more, so that a commit since the first result is not missed. Not awaited: if the request timed out here, the
     // client would not know the id of its subscription.
-    server.compute_later(subscription.number);
+    server.schedule_computation(subscription.number);
     Ok(data)
 }
 

@@ -34,7 +34,7 @@ impl Operation {
     }
 
     /// Returns whether it is implemented.
-    pub(crate) fn is_served(&self) -> bool {
+    pub(crate) fn is_implemented(&self) -> bool {
         self.handler.is_some()
     }
 

@@ -24,7 +24,7 @@ pub(super) fn permit(caller: &Caller, request: &Request<'_>) -> Result<(), Reque
         Some(operation) => {
             // Permissions apply to the topic, fact or pattern even without a rule engine.
             let topic = ["topic", "key", "pattern"].iter().find_map(|name| request.params.text(name).ok());
-            caller.row_filter(operation, None, topic.as_deref().unwrap_or("*")).map(drop)
+            caller.permit(operation, None, topic.as_deref().unwrap_or("*")).map(drop)
         }
         None => caller.may_ever(&request.name, "*"),
     }

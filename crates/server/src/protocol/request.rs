@@ -76,7 +76,7 @@ impl<'a> ClientMessage<'a> {
                 timestamp.ok_or_else(|| invalid("\"timestamp\" of a pong must be the number from the ping"))?;
             return Ok(Self::Pong { timestamp });
         }
-        let id = params.raw("id").and_then(Id::of);
+        let id = params.raw("id").and_then(Id::parse);
         let id = id.ok_or_else(|| invalid("\"id\" must be a finite number; the reply has the same id"))?;
         let operation = OperationId::named(&name);
         Ok(Self::Request(Request { id, name, operation, params, memory: OnceCell::new() }))
@@ -102,7 +102,7 @@ impl Id {
         Self { len: 1, text }
     }
 
-    fn of(raw: &str) -> Option<Self> {
+    fn parse(raw: &str) -> Option<Self> {
         // Most ids are short integers, which need no parsing to be finite.
         let is_short_integer = raw.len() <= 15 && raw.bytes().all(|byte| byte.is_ascii_digit());
         let rounded;

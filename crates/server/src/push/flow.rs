@@ -103,7 +103,7 @@ impl Flow {
     }
 
     /// Returns whether no subscription is behind, so that the client need not be checked.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_caught_up(&self) -> bool {
         self.0.is_none()
     }
 
@@ -258,7 +258,7 @@ mod tests {
             match decision {
                 PushDecision::Drop => {
                     self.flow.pause(number, buffer, now);
-                    assert!(!self.flow.is_open());
+                    assert!(!self.flow.is_caught_up());
                     known.is_paused = true;
                 }
                 PushDecision::Push => {

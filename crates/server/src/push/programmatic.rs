@@ -27,7 +27,7 @@ pub trait ProgrammaticQuery: Send + Sync + std::fmt::Debug + 'static {
 
     /// Computes the result from a view of the rows that the subscriber may see. It must be deterministic: the same data must yield
     /// the same result.
-    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError>;
+    fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError>;
 }
 
 impl<Q: ProgrammaticQuery + ?Sized> ProgrammaticQuery for Arc<Q> {
@@ -35,20 +35,20 @@ impl<Q: ProgrammaticQuery + ?Sized> ProgrammaticQuery for Arc<Q> {
         (**self).buckets()
     }
 
-    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
-        (**self).answer(view, params)
+    fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+        (**self).compute(view, params)
     }
 }
 
 /// The result of a programmatic query.
 #[derive(Debug, Clone)]
-pub(crate) struct Computed {
+pub(crate) struct ComputedResult {
     pub(crate) json: Bytes,
     /// The position of the last commit that is included.
     position: Position,
 }
 
-impl Computed {
+impl ComputedResult {
     /// Returns the position as it is sent to clients. Programmatic queries have no history, so a subscription cannot resume from it.
     pub(crate) fn position(&self) -> String {
         format!("{:016x}{:016x}", self.position.epoch, self.position.sequence)
@@ -130,7 +130,7 @@ impl ProgrammaticQueries {
         name: &str,
         params: &Map<String, Json>,
         caller: &Caller,
-    ) -> Result<Computed, RequestError> {
+    ) -> Result<ComputedResult, RequestError> {
         self.shared.compute(name, params, caller)
     }
 
@@ -262,18 +262,18 @@ impl QueriesShared {
         }
     }
 
-    fn compute(&self, name: &str, params: &Map<String, Json>, caller: &Caller) -> Result<Computed, RequestError> {
+    fn compute(&self, name: &str, params: &Map<String, Json>, caller: &Caller) -> Result<ComputedResult, RequestError> {
         let registered = self
             .queries
             .get(name)
             .ok_or_else(|| RequestError::new(Code::QueryNotDefined, format!("query \"{name}\" is not defined")))?;
         let snapshot = self.store.snapshot();
         let view = View { snapshot: &snapshot, now: self.store.now(), caller, name };
-        let answer =
-            catch_unwind(AssertUnwindSafe(|| registered.query.answer(&view, params))).unwrap_or_else(|_| {
+        let result =
+            catch_unwind(AssertUnwindSafe(|| registered.query.compute(&view, params))).unwrap_or_else(|_| {
                 tracing::error!(query = name, "programmatic query panicked");
                 Err(RequestError::new(Code::InternalError, "Internal server error"))
             })?;
-        Ok(Computed { json: Bytes::from(answer.to_string()), position: snapshot.position })
+        Ok(ComputedResult { json: Bytes::from(result.to_string()), position: snapshot.position })
     }
 }

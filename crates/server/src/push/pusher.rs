@@ -61,7 +61,7 @@ impl PushSink for SocketSink {
         self.handle.wake();
     }
 
-    fn take_back(&self, subscription: u64) -> bool {
+    fn discard_unsent(&self, subscription: u64) -> bool {
         self.handle.clear_slot(Slot(subscription))
     }
 
@@ -134,7 +134,7 @@ impl Pusher {
             }
         }
         self.sink.recycle(ready);
-        if self.flow.is_open() && self.end_messages.is_empty() {
+        if self.flow.is_caught_up() && self.end_messages.is_empty() {
             return ConsumerHealth::Reading;
         }
         self.refresh(connection, sent);
@@ -148,7 +148,7 @@ impl Pusher {
                 Poll::Pending => return,
                 Poll::Ready(Ok(body)) => {
                     let is_delta = subscription.mode == Mode::Delta;
-                    let others = if is_delta { self.queued_bytes() } else { self.queued_bytes_besides(number) };
+                    let others = if is_delta { self.queued_bytes() } else { self.queued_bytes_except(number) };
                     let decision = self.flow.offer(number, body.body().len(), others, self.limit);
                     if decision == PushDecision::Push {
                         match self.push(subscription, push::message(number, body)) {
@@ -166,7 +166,7 @@ impl Pusher {
                     self.flow.remove(number);
                     connection.forget(number);
                     // An older result must not follow the end message.
-                    self.sink.take_back(number);
+                    self.sink.discard_unsent(number);
                     if subscription.is_extended {
                         let body = push::end_body(&error, connection.server.options.expose_error_details);
                         self.end_messages.push_back(push::message(number, body));
@@ -188,7 +188,7 @@ impl Pusher {
     }
 
     /// Returns the bytes of queued pushes, without the unsent result of a subscription.
-    fn queued_bytes_besides(&self, number: u64) -> usize {
+    fn queued_bytes_except(&self, number: u64) -> usize {
         self.sink.handle.queued_bytes_except(Slot(number))
     }
 

@@ -15,7 +15,7 @@ pub(crate) trait PushSink: fmt::Debug + Send + Sync {
     fn wake(&self, subscription: u64);
 
     /// Drops the unsent pushes of a subscription that has ended or whose visible rows have changed. Returns whether there were any.
-    fn take_back(&self, subscription: u64) -> bool;
+    fn discard_unsent(&self, subscription: u64) -> bool;
 
     /// Charges memory to the connection until the returned guard is dropped. Returns `None` if the transport has no memory limit.
     fn hold(&self, bytes: usize) -> Option<MemoryHold>;

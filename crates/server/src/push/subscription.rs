@@ -18,7 +18,7 @@ use tidewire_live::{Event, First, Mark, Mode, QueryResult, Subscription as LiveS
 use tidewire_store::{Filter, Query};
 
 use super::permit::SubscriptionPermit;
-use super::programmatic::Computed;
+use super::programmatic::ComputedResult;
 use super::sink::PushSink;
 use crate::protocol::push::{self, PushLayout};
 use crate::session::connection::Connection;
@@ -113,7 +113,7 @@ struct Programmatic {
     login: u64,
     /// The last result that was pushed or sent in the reply.
     last: Bytes,
-    next: Option<Computed>,
+    next: Option<ComputedResult>,
     is_paused: bool,
 }
 
@@ -209,7 +209,7 @@ impl Subscription {
             Event::Snapshot { mark, .. } => (mark, PushLayout::Plain, Bytes::new()),
             _ => return Err(RequestError::new(Code::InternalError, "Internal server error")),
         };
-        check(connection, &data)?;
+        check_sendable(connection, &data)?;
         Ok(shared_body(&data, layout, self.is_extended.then_some(*mark)))
     }
 
@@ -217,9 +217,9 @@ impl Subscription {
         &self,
         connection: &Connection,
         results: &mut Programmatic,
-        computed: &Computed,
+        computed: &ComputedResult,
     ) -> Result<Text, RequestError> {
-        check(connection, &computed.json)?;
+        check_sendable(connection, &computed.json)?;
         results.last.clone_from(&computed.json);
         let position = self.is_extended.then(|| computed.position());
         Ok(push::body(&computed.json, PushLayout::Plain, position.as_deref()))
@@ -243,7 +243,7 @@ impl Subscription {
                 // The next result is pushed even if it equals the last one, which the client may not have received.
                 (results.last, results.is_paused) = (Bytes::new(), false);
                 drop(feed);
-                server.compute_later(self.number);
+                server.schedule_computation(self.number);
             }
             // A reopened subscription starts with a snapshot anyway.
             Events::Reopening(_) | Events::Ending(_) | Events::Ended => {}
@@ -251,7 +251,7 @@ impl Subscription {
     }
 
     /// Accepts a result of a programmatic query for a login generation, unless it equals the last one.
-    pub(crate) fn accept_result(self: &Arc<Self>, login: u64, computed: Result<Computed, RequestError>) {
+    pub(crate) fn accept_result(self: &Arc<Self>, login: u64, computed: Result<ComputedResult, RequestError>) {
         let mut feed = self.feed();
         let Events::Programmatic(results) = &mut feed.events else { return };
         if results.login != login {
@@ -288,7 +288,7 @@ impl Subscription {
         let previous = std::mem::replace(&mut feed.events, Events::Reopening(reopening));
         drop(feed);
         drop(previous);
-        self.sink.take_back(self.number);
+        self.sink.discard_unsent(self.number);
         self.wake_by_ref();
     }
 
@@ -297,7 +297,7 @@ impl Subscription {
         let mut feed = self.feed();
         let Events::Programmatic(results) = &mut feed.events else { return };
         (results.login, results.next) = (login, None);
-        if self.sink.take_back(self.number) {
+        if self.sink.discard_unsent(self.number) {
             // The client has not received the last result, so the next one is pushed even if it is equal.
             results.last = Bytes::new();
         }
@@ -313,7 +313,7 @@ impl Subscription {
         feed.events = Events::Ending(Box::new(error));
         drop(feed);
         drop(events);
-        self.sink.take_back(self.number);
+        self.sink.discard_unsent(self.number);
         self.wake_by_ref();
     }
 
@@ -349,7 +349,7 @@ impl Wake for Subscription {
 }
 
 /// Checks that a result may be sent: the session has not expired, and the result is not too large.
-fn check(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
+fn check_sendable(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
     let server = &connection.server;
     if connection.is_session_expired(|| server.store.now()) {
         return Err(RequestError::session_expired());

@@ -44,7 +44,7 @@ impl View<'_> {
     }
 
     fn row_filter(&self, bucket: &str) -> Result<Option<Filter>, RequestError> {
-        match self.caller.decide(OperationId::subscribe(), Some(bucket), self.name) {
+        match self.caller.authorize(OperationId::subscribe(), Some(bucket), self.name) {
             // Code of the embedding program gets the error of the store: for a query these buckets do not exist.
             Decision::Denied(Denial::SystemBucket) => Ok(None),
             Decision::Allowed(_, row_filter) => Ok(row_filter),

@@ -34,7 +34,7 @@ impl BeforeLoginLimits {
 
     /// Counts a message. Returns an error if its address has sent too many.
     pub(crate) fn count_message(&self, address: IpAddr, now: u64) -> Result<(), RequestError> {
-        self.messages.take(RateKey::Address(network(address)), now).map_err(|retry_after| {
+        self.messages.try_acquire(RateKey::Address(network(address)), now).map_err(|retry_after| {
             RequestError::rate_limited("Too many messages from this address before login", retry_after)
         })
     }

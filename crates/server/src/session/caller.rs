@@ -3,7 +3,7 @@
 //! The row filter of a caller is added to each of its reads, writes and subscriptions. So a hidden row does not appear in any
 //! result, count or page, without special cases.
 //!
-//! All permission decisions are made by [`Caller::decide`], when the target of a request is known.
+//! All permission decisions are made by [`Caller::authorize`], when the target of a request is known.
 //! [`check_tier`](Caller::check_tier) and [`may_ever`](Caller::may_ever) deny earlier what `decide` would deny for every target.
 
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl Caller {
     /// Decides whether the caller may use an operation on a bucket, or without one. `resource` is passed to the check of the embedding
     /// program.
     #[inline]
-    pub(crate) fn decide(&self, operation: OperationId, bucket: Option<&str>, resource: &str) -> Decision {
+    pub(crate) fn authorize(&self, operation: OperationId, bucket: Option<&str>, resource: &str) -> Decision {
         let tier_check = self.compare_tier(operation.tier);
         if let TierCheck::TooLow(denial) = tier_check {
             return Decision::Denied(denial);
@@ -155,13 +155,13 @@ impl Caller {
     /// Returns the filter of the rows of a bucket that the caller may access with an operation; `None` for all rows. `resource` is
     /// passed to the check of the embedding program.
     #[inline]
-    pub(crate) fn row_filter(
+    pub(crate) fn permit(
         &self,
         operation: OperationId,
         bucket: Option<&str>,
         resource: &str,
     ) -> Result<Option<Filter>, RequestError> {
-        match self.decide(operation, bucket, resource) {
+        match self.authorize(operation, bucket, resource) {
             Decision::Allowed(_, row_filter) => Ok(row_filter),
             Decision::Denied(Denial::SystemBucket) => {
                 Err(Denial::SystemBucket.error(operation.name, bucket.unwrap_or_default()))
@@ -182,7 +182,7 @@ impl Caller {
             return None;
         }
         let caller = self.clone();
-        Some(ReferenceFilter::new(move |bucket| match caller.decide(OperationId::get(), Some(bucket), bucket) {
+        Some(ReferenceFilter::new(move |bucket| match caller.authorize(OperationId::get(), Some(bucket), bucket) {
             Decision::Allowed(_, row_filter) => row_filter,
             // A bucket that the caller may not read at all has no row filter, and references to it are not restricted.
             Decision::Denied(_) => None,

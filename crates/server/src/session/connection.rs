@@ -140,7 +140,7 @@ impl Connection {
         let subscription = self.state().remove(number);
         let Some(subscription) = subscription else { return false };
         subscription.cancel();
-        self.sink.take_back(number);
+        self.sink.discard_unsent(number);
         // The pusher may be waiting for its newest result, and an in-process client for its next push.
         self.sink.wake(number);
         true
@@ -180,7 +180,7 @@ impl Connection {
         drop(state);
         for subscription in subscriptions {
             subscription.cancel();
-            self.sink.take_back(subscription.number);
+            self.sink.discard_unsent(subscription.number);
         }
         self.sink.close(reason);
         true

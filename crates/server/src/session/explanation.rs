@@ -86,8 +86,8 @@ impl Caller {
         let resource = bucket.unwrap_or("*");
         let decision = match operation.scope {
             _ if operation.tier.is_none() => Decision::Allowed(Grounds::OwnConnection, None),
-            Scope::Topic => self.decide(operation, None, resource),
-            _ => self.decide(operation, bucket, resource),
+            Scope::Topic => self.authorize(operation, None, resource),
+            _ => self.authorize(operation, bucket, resource),
         };
         let (tier, tier_source) = self.tier_and_source();
         let rules = self.matching_rules(operation, bucket);
@@ -221,12 +221,12 @@ impl ReasonFormatter<'_> {
             Denial::DefaultTier(tier) => format!(
                 "{name} needs the tier {}, the session has {has} ({source}), and no rule of its roles covers {target}{}",
                 tier.name(),
-                self.elsewhere()
+                self.other_buckets_hint()
             ),
             Denial::SystemBucket => "the bucket is a system bucket".to_owned(),
             Denial::Check => "the permission check of the embedding program denies it".to_owned(),
             Denial::Default => {
-                format!("no rule of its roles covers {target}, and the default is to deny{}", self.elsewhere())
+                format!("no rule of its roles covers {target}, and the default is to deny{}", self.other_buckets_hint())
             }
             Denial::AllRows => {
                 format!("{name} affects all rows, and {} it only on rows that match a filter", self.rules_allow())
@@ -253,7 +253,7 @@ impl ReasonFormatter<'_> {
     }
 
     /// Returns a hint with the buckets for which rules of the session allow the operation.
-    fn elsewhere(&self) -> String {
+    fn other_buckets_hint(&self) -> String {
         let Some(login) = self.caller.login() else { return String::new() };
         match login.grants.buckets(self.operation.name) {
             buckets if buckets.is_empty() => String::new(),

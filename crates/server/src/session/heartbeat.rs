@@ -11,7 +11,7 @@ use crate::Heartbeat as HeartbeatOptions;
 pub(crate) struct Heartbeat {
     state: PingState,
     /// When the next action is due.
-    due: Instant,
+    next_action_at: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,17 +43,17 @@ pub(crate) struct Output {
 
 /// The action that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beat {
+pub(crate) enum HeartbeatAction {
     Wait,
     /// Send a ping with this timestamp.
     Ping(u64),
     /// The client has not answered within the timeout.
-    Missed,
+    TimedOut,
 }
 
 impl Heartbeat {
     pub(crate) fn new(options: &HeartbeatOptions, connected: Instant) -> Self {
-        Self { state: PingState::Idle, due: add(connected, options.interval) }
+        Self { state: PingState::Idle, next_action_at: add(connected, options.interval) }
     }
 
     /// Handles a pong. A pong that is older than the last ping is ignored.
@@ -69,40 +69,46 @@ impl Heartbeat {
 
     /// Returns the action that is due at `now`; `timestamp` is that of the next ping. If a ping is queued behind other output, its
     /// timeout starts when that output has been written, as long as the client reads some of it within each timeout.
-    pub(crate) fn beat(&mut self, options: &HeartbeatOptions, now: Instant, timestamp: u64, output: Output) -> Beat {
+    pub(crate) fn next_action(
+        &mut self,
+        options: &HeartbeatOptions,
+        now: Instant,
+        timestamp: u64,
+        output: Output,
+    ) -> HeartbeatAction {
         let interval = options.interval;
         let timeout = options.timeout.min(interval);
-        if now < self.due {
-            return Beat::Wait;
+        if now < self.next_action_at {
+            return HeartbeatAction::Wait;
         }
         match &mut self.state {
             PingState::Pinged(_, queued) => {
                 let Some(Queued { position, .. }) = queued.filter(|queued| output.written > queued.written) else {
-                    return Beat::Missed;
+                    return HeartbeatAction::TimedOut;
                 };
                 let still_queued = output.written <= position;
                 *queued = still_queued.then_some(Queued { position, written: output.written });
-                self.due = add(now, timeout);
-                Beat::Wait
+                self.next_action_at = add(now, timeout);
+                HeartbeatAction::Wait
             }
             PingState::Answered if timeout < interval => {
                 self.state = PingState::Idle;
-                self.due = add(self.due, interval.saturating_sub(timeout));
-                Beat::Wait
+                self.next_action_at = add(self.next_action_at, interval.saturating_sub(timeout));
+                HeartbeatAction::Wait
             }
             PingState::Answered | PingState::Idle => {
                 let Output { written, unsent } = output;
                 let queued = (unsent > 0).then_some(Queued { position: written + unsent, written });
                 self.state = PingState::Pinged(timestamp, queued);
-                self.due = add(now, timeout);
-                Beat::Ping(timestamp)
+                self.next_action_at = add(now, timeout);
+                HeartbeatAction::Ping(timestamp)
             }
         }
     }
 
     /// Returns the time until the next action is due.
-    pub(crate) fn time_until_due(&self, now: Instant) -> Duration {
-        self.due.saturating_duration_since(now)
+    pub(crate) fn time_until_next_action(&self, now: Instant) -> Duration {
+        self.next_action_at.saturating_duration_since(now)
     }
 }
 

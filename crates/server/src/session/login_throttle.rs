@@ -52,7 +52,7 @@ impl LoginThrottle {
     pub(crate) fn record_failure(&self, address: IpAddr, now: u64) -> Option<Throttled> {
         let network = network(address);
         let key = RateKey::Address(network);
-        let was_counted = self.failures.take(key, now).is_ok();
+        let was_counted = self.failures.try_acquire(key, now).is_ok();
         if !was_counted || self.failures.check(key, now).is_ok() {
             return None;
         }

@@ -25,7 +25,7 @@ use crate::RateLimit;
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
     max_requests: usize,
-    window: u64,
+    window_ms: u64,
     /// A key is always in the same shard. Clients cannot choose it, because the hasher is randomly seeded.
     shards: Box<[Mutex<Shard>]>,
     hasher: RandomState,
@@ -61,12 +61,12 @@ impl RateLimiter {
     }
 
     fn with(limit: RateLimit, shards: usize, max_keys: usize) -> Self {
-        let window = u64::try_from(limit.window.as_millis()).unwrap_or(u64::MAX);
+        let window_ms = u64::try_from(limit.window.as_millis()).unwrap_or(u64::MAX);
         // Half of the keys, since there are two generations.
         let max_young = (max_keys / shards / 2).max(1);
         Self {
             max_requests: limit.max_requests,
-            window,
+            window_ms,
             shards: (0..shards).map(|_| Mutex::new(Shard::new(max_young))).collect(),
             hasher: RandomState::new(),
             evicted: AtomicU64::new(0),
@@ -77,12 +77,12 @@ impl RateLimiter {
     ///
     /// `now_ms` should be monotonic. If it goes back by at most a window, the latest time seen is used instead. If it goes back
     /// further, the clock was set, and all counts are reset.
-    pub(crate) fn take(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
+    pub(crate) fn try_acquire(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = key.canonical();
         let (mut shard, attempt) = self.attempt(key, now_ms);
         let (taken, evicted) = match key {
-            RateKey::User(user) => shard.users.take(user, attempt),
-            RateKey::Address(address) => shard.addresses.take(&address, attempt),
+            RateKey::User(user) => shard.users.try_acquire(user, attempt),
+            RateKey::Address(address) => shard.addresses.try_acquire(&address, attempt),
         };
         if evicted > 0 {
             self.evicted.fetch_add(evicted, Ordering::Relaxed);
@@ -104,8 +104,8 @@ impl RateLimiter {
     fn attempt(&self, key: RateKey<'_>, now_ms: u64) -> (MutexGuard<'_, Shard>, Attempt) {
         let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
         let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
-        let now = shard.monotonic(now_ms, self.window);
-        (shard, Attempt { now, max_requests: self.max_requests, window: self.window })
+        let now = shard.monotonic(now_ms, self.window_ms);
+        (shard, Attempt { now, max_requests: self.max_requests, window_ms: self.window_ms })
     }
 
     /// Returns how many users and addresses were evicted because there were too many.
@@ -143,7 +143,7 @@ impl Shard {
 struct Attempt {
     now: u64,
     max_requests: usize,
-    window: u64,
+    window_ms: u64,
 }
 
 /// The keys used since the last rotation, and those used only before it.
@@ -165,19 +165,19 @@ impl<K: Hash + Eq> Generations<K> {
     }
 
     /// Counts a request. Also returns how many keys with requests in the window were evicted to make space for it.
-    fn take<Q>(&mut self, key: &Q, attempt: Attempt) -> (Result<(), u64>, u64)
+    fn try_acquire<Q>(&mut self, key: &Q, attempt: Attempt) -> (Result<(), u64>, u64)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if attempt.now.saturating_sub(self.rotated_at) >= attempt.window {
+        if attempt.now.saturating_sub(self.rotated_at) >= attempt.window_ms {
             self.rotate(attempt.now);
         }
         if let Some(log) = self.young.get_mut(key) {
-            return (log.take(attempt), 0);
+            return (log.try_acquire(attempt), 0);
         }
         let mut log = self.old.remove(key).unwrap_or_default();
-        let taken = log.take(attempt);
+        let taken = log.try_acquire(attempt);
         let mut evicted = 0;
         if self.young.len() >= self.max_young {
             let dropped = self.rotate(attempt.now);
@@ -212,13 +212,13 @@ struct Log(VecDeque<u64>);
 impl Log {
     /// Returns the number of requests in the window.
     fn count(&mut self, attempt: Attempt) -> usize {
-        while self.0.front().is_some_and(|then| then.saturating_add(attempt.window) <= attempt.now) {
+        while self.0.front().is_some_and(|then| then.saturating_add(attempt.window_ms) <= attempt.now) {
             self.0.pop_front();
         }
         self.0.len()
     }
 
-    fn take(&mut self, attempt: Attempt) -> Result<(), u64> {
+    fn try_acquire(&mut self, attempt: Attempt) -> Result<(), u64> {
         self.check(attempt)?;
         self.0.push_back(attempt.now);
         Ok(())
@@ -228,7 +228,8 @@ impl Log {
         if self.count(attempt) < attempt.max_requests {
             return Ok(());
         }
-        let wait = self.0.front().map_or(attempt.window, |oldest| oldest.saturating_add(attempt.window) - attempt.now);
+        let wait =
+            self.0.front().map_or(attempt.window_ms, |oldest| oldest.saturating_add(attempt.window_ms) - attempt.now);
         Err(wait.max(1))
     }
 }
@@ -265,7 +266,7 @@ mod tests {
             (5000, Ok(())),
             (5000, Err(100)),
         ] {
-            assert_eq!(limiter.take(ANN, now), expected, "{now}");
+            assert_eq!(limiter.try_acquire(ANN, now), expected, "{now}");
         }
     }
 
@@ -273,47 +274,47 @@ mod tests {
     fn users_and_addresses_are_separate_keys() {
         let limiter = RateLimiter::new(limit(1, 100));
         let address = IpAddr::from(Ipv4Addr::LOCALHOST);
-        assert_eq!(limiter.take(RateKey::User("127.0.0.1"), 0), Ok(()));
-        assert_eq!(limiter.take(RateKey::Address(address), 0), Ok(()));
-        assert_eq!(limiter.take(RateKey::Address(address), 0), Err(100));
+        assert_eq!(limiter.try_acquire(RateKey::User("127.0.0.1"), 0), Ok(()));
+        assert_eq!(limiter.try_acquire(RateKey::Address(address), 0), Ok(()));
+        assert_eq!(limiter.try_acquire(RateKey::Address(address), 0), Err(100));
         let mapped = IpAddr::from(Ipv4Addr::LOCALHOST.to_ipv6_mapped());
-        assert_eq!(limiter.take(RateKey::Address(mapped), 0), Err(100));
-        assert_eq!(limiter.take(RateKey::Address(Ipv6Addr::LOCALHOST.into()), 0), Ok(()));
-        assert_eq!(limiter.take(RateKey::User(""), 0), Ok(()));
+        assert_eq!(limiter.try_acquire(RateKey::Address(mapped), 0), Err(100));
+        assert_eq!(limiter.try_acquire(RateKey::Address(Ipv6Addr::LOCALHOST.into()), 0), Ok(()));
+        assert_eq!(limiter.try_acquire(RateKey::User(""), 0), Ok(()));
     }
 
     #[test]
     fn extreme_limits_are_enforced() {
         let none = RateLimiter::new(limit(0, 100));
-        assert_eq!((none.take(ANN, 5), none.take(ANN, 5)), (Err(100), Err(100)));
-        assert_eq!(RateLimiter::new(limit(0, 0)).take(ANN, 5), Err(1));
+        assert_eq!((none.try_acquire(ANN, 5), none.try_acquire(ANN, 5)), (Err(100), Err(100)));
+        assert_eq!(RateLimiter::new(limit(0, 0)).try_acquire(ANN, 5), Err(1));
         let no_window = RateLimiter::new(limit(1, 0));
-        assert!((0..9).all(|_| no_window.take(ANN, 5).is_ok()));
+        assert!((0..9).all(|_| no_window.try_acquire(ANN, 5).is_ok()));
         let endless = RateLimiter::new(RateLimit::new(1, Duration::MAX));
-        assert_eq!(endless.take(ANN, 5), Ok(()));
-        assert_eq!(endless.take(ANN, 6), Err(u64::MAX - 6));
+        assert_eq!(endless.try_acquire(ANN, 5), Ok(()));
+        assert_eq!(endless.try_acquire(ANN, 6), Err(u64::MAX - 6));
     }
 
     #[test]
     fn small_clock_step_back_is_ignored() {
         let limiter = RateLimiter::with(limit(2, 100), 1, 100);
-        assert_eq!(limiter.take(ANN, 1000), Ok(()));
-        assert_eq!(limiter.take(ANN, 950), Ok(()));
-        assert_eq!(limiter.take(ANN, 900), Err(100));
-        assert_eq!(limiter.take(ANN, 1099), Err(1));
-        assert_eq!(limiter.take(ANN, 1100), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 1000), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 950), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 900), Err(100));
+        assert_eq!(limiter.try_acquire(ANN, 1099), Err(1));
+        assert_eq!(limiter.try_acquire(ANN, 1100), Ok(()));
     }
 
     #[test]
     fn large_clock_step_back_resets_the_counts() {
         let limiter = RateLimiter::with(limit(1, 100), 1, 100);
-        assert_eq!(limiter.take(ANN, 1_000_000), Ok(()));
-        assert_eq!(limiter.take(ANN, 1000), Ok(()));
-        assert_eq!(limiter.take(ANN, 1000), Err(100));
-        assert_eq!(limiter.take(ANN, 1100), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 1_000_000), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 1000), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 1000), Err(100));
+        assert_eq!(limiter.try_acquire(ANN, 1100), Ok(()));
     }
 
-    fn held(limiter: &RateLimiter) -> usize {
+    fn key_count(limiter: &RateLimiter) -> usize {
         let of = |shard: &Shard| {
             let (users, addresses) = (&shard.users, &shard.addresses);
             users.young.len() + users.old.len() + addresses.young.len() + addresses.old.len()
@@ -325,8 +326,8 @@ mod tests {
     fn idle_keys_are_dropped() {
         let limiter = RateLimiter::with(limit(5, 100), 1, 1_000_000);
         for now in 0..10_000 {
-            limiter.take(RateKey::User(&now.to_string()), now).unwrap();
-            assert!(held(&limiter) <= 201);
+            limiter.try_acquire(RateKey::User(&now.to_string()), now).unwrap();
+            assert!(key_count(&limiter) <= 201);
         }
         assert_eq!(limiter.evicted(), 0);
     }
@@ -336,30 +337,30 @@ mod tests {
         let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
         let user = |n: u32| n.to_string();
         for n in 0..15 {
-            assert_eq!(limiter.take(RateKey::User(&user(n)), 0), Ok(()));
+            assert_eq!(limiter.try_acquire(RateKey::User(&user(n)), 0), Ok(()));
         }
         // A used key stays, even if its request is rejected.
-        assert_eq!(limiter.take(RateKey::User("0"), 1), Err(999));
+        assert_eq!(limiter.try_acquire(RateKey::User("0"), 1), Err(999));
         for n in 15..20 {
-            assert_eq!(limiter.take(RateKey::User(&user(n)), 1), Ok(()));
+            assert_eq!(limiter.try_acquire(RateKey::User(&user(n)), 1), Ok(()));
         }
         assert_eq!(limiter.evicted(), 9);
-        assert_eq!(limiter.take(RateKey::User("0"), 2), Err(998));
-        assert_eq!(limiter.take(RateKey::User("1"), 2), Ok(()));
+        assert_eq!(limiter.try_acquire(RateKey::User("0"), 2), Err(998));
+        assert_eq!(limiter.try_acquire(RateKey::User("1"), 2), Ok(()));
         for n in 0..1000 {
-            let _ = limiter.take(RateKey::User(&user(n)), 3);
-            assert!(held(&limiter) <= 20);
+            let _ = limiter.try_acquire(RateKey::User(&user(n)), 3);
+            assert!(key_count(&limiter) <= 20);
         }
     }
 
     #[test]
     fn many_addresses_do_not_evict_a_user() {
         let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
-        assert_eq!(limiter.take(ANN, 0), Ok(()));
+        assert_eq!(limiter.try_acquire(ANN, 0), Ok(()));
         for n in 0..1000_u32 {
-            assert_eq!(limiter.take(RateKey::Address(Ipv4Addr::from(n).into()), 0), Ok(()));
+            assert_eq!(limiter.try_acquire(RateKey::Address(Ipv4Addr::from(n).into()), 0), Ok(()));
         }
-        assert_eq!(limiter.take(ANN, 1), Err(999));
+        assert_eq!(limiter.try_acquire(ANN, 1), Err(999));
         assert!(limiter.evicted() > 900);
     }
 
@@ -367,7 +368,7 @@ mod tests {
     fn threads_share_one_limit() {
         let limiter = RateLimiter::new(limit(1000, 100));
         let taken: usize = thread::scope(|scope| {
-            let work = || (0..500).filter(|_| limiter.take(ANN, 7).is_ok()).count();
+            let work = || (0..500).filter(|_| limiter.try_acquire(ANN, 7).is_ok()).count();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
@@ -399,7 +400,7 @@ mod tests {
                 let name = who.to_string();
                 let key = if who < 2 { RateKey::User(&name) } else { RateKey::Address(Ipv4Addr::new(0, 0, 0, who).into()) };
                 prop_assert_eq!(limiter.check(key, now), expected);
-                prop_assert_eq!(limiter.take(key, now), expected);
+                prop_assert_eq!(limiter.try_acquire(key, now), expected);
             }
         }
 
@@ -408,7 +409,7 @@ mod tests {
             let limiter = RateLimiter::with(limit(2, window), 1, 2);
             for (n, now) in times.into_iter().enumerate() {
                 let name = (n % 5).to_string();
-                if let Err(wait) = limiter.take(RateKey::User(&name), now) {
+                if let Err(wait) = limiter.try_acquire(RateKey::User(&name), now) {
                     prop_assert!(wait >= 1);
                 }
             }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 
-use super::origin::shown;
+use super::origin::quote_headers;
 use crate::Network;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -75,7 +75,7 @@ fn client(
     parse: impl Fn(&str) -> Option<Vec<Element>>,
 ) -> Result<Option<(IpAddr, Option<String>)>, ForwardedError> {
     let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
-    let invalid = || ForwardedError::Invalid { header: name.clone(), value: shown(&lines) };
+    let invalid = || ForwardedError::Invalid { header: name.clone(), value: quote_headers(&lines) };
     let mut farthest = None;
     for line in lines.iter().rev() {
         let elements = std::str::from_utf8(line).ok().and_then(&parse).ok_or_else(invalid)?;
@@ -95,7 +95,7 @@ fn last_host(headers: &HeaderMap) -> Result<Option<String>, ForwardedError> {
     let Some(line) = headers.get_all(X_FORWARDED_HOST).iter().next_back() else { return Ok(None) };
     match std::str::from_utf8(line.as_bytes()) {
         Ok(line) => Ok(line.rsplit(',').next().map(|host| host.trim().to_owned())),
-        Err(_) => Err(ForwardedError::Invalid { header: X_FORWARDED_HOST, value: shown(&[line.as_bytes()]) }),
+        Err(_) => Err(ForwardedError::Invalid { header: X_FORWARDED_HOST, value: quote_headers(&[line.as_bytes()]) }),
     }
 }
 

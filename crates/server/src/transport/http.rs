@@ -128,19 +128,19 @@ impl Http {
             return *response;
         }
         let peer = source.client;
-        let counted = socket.admit(peer.ip());
+        let address_permit = socket.admit(peer.ip());
         let is_socket_path = self.pages != Pages::Admin && request.uri().path() == self.server.options.path;
         if is_socket_path {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
                 checked => {
                     return self
-                        .upgrade::<S>(&mut request, checked, peer, counted)
+                        .upgrade::<S>(&mut request, checked, peer, address_permit)
                         .unwrap_or_else(|response| *response);
                 }
             }
         }
-        if counted.is_err() {
+        if address_permit.is_err() {
             self.server.counters.refused_sockets.fetch_add(1, Relaxed);
             return *reject(plain(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
         }
@@ -175,14 +175,14 @@ impl Http {
         request: &mut Request<Incoming>,
         checked: Result<String, ServerHandshakeError>,
         peer: SocketAddr,
-        counted: Result<Option<AddressPermit>, TooManySockets>,
+        address_permit: Result<Option<AddressPermit>, TooManySockets>,
     ) -> Result<Response<Body>, RejectResponse>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let accept = checked.map_err(reject_handshake)?;
         let accept = HeaderValue::try_from(accept).map_err(|_| reject_handshake(ServerHandshakeError::InvalidKey))?;
-        let admission = self.admission(counted, peer);
+        let admission = self.admission(address_permit, peer);
         let admitted = match admission.map(|admission| self.supervisor.admit(peer).map(|permit| (permit, admission))) {
             Some(Ok(admitted)) => Ok(admitted),
             Some(Err(error @ AdmitError::TooManyConnections(_))) => {
@@ -224,8 +224,12 @@ impl Http {
     }
 
     /// Returns the permits of a connection, or `None` if its address has too many connections, in total or before login.
-    fn admission(&self, counted: Result<Option<AddressPermit>, TooManySockets>, peer: SocketAddr) -> Option<Admission> {
-        let socket = counted.ok()?;
+    fn admission(
+        &self,
+        address_permit: Result<Option<AddressPermit>, TooManySockets>,
+        peer: SocketAddr,
+    ) -> Option<Admission> {
+        let socket = address_permit.ok()?;
         let before_login = match &self.server.before_login {
             Some(limits) => Some(limits.admit(peer.ip())?),
             None => None,

@@ -111,12 +111,12 @@ impl Listener {
             return self.reject(&socket, "503 Service Unavailable");
         };
         let address = peer.ip().to_canonical();
-        let counted = if is_trusted(&self.server.options.trusted_proxies, address) {
+        let socket_permit = if is_trusted(&self.server.options.trusted_proxies, address) {
             Some(self.socket_limit.accept_proxy())
         } else {
             self.socket_limit.accept(address)
         };
-        let Some(counted) = counted else {
+        let Some(socket_permit) = socket_permit else {
             tracing::debug!(%peer, "socket rejected: too many sockets from its address");
             return self.reject(&socket, "429 Too Many Requests");
         };
@@ -128,7 +128,7 @@ impl Listener {
         let dropped = dropped(self.phase.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = listener.serve(socket, peer, counted) => {}
+                () = listener.serve(socket, peer, socket_permit) => {}
                 // A slow handshake must not outlive the server.
                 () = dropped => {}
             }
@@ -145,18 +145,18 @@ impl Listener {
     }
 
     /// Performs the TLS handshake, if TLS is enabled, and serves HTTP until the socket is closed or upgraded.
-    async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, counted: SocketPermit) {
+    async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, socket_permit: SocketPermit) {
         let source = match self.pages {
             Pages::Admin => Ok(SocketSource::direct(peer)),
-            Pages::All | Pages::Public => SocketSource::of(&mut socket, peer, &self.server.options).await,
+            Pages::All | Pages::Public => SocketSource::detect(&mut socket, peer, &self.server.options).await,
         };
         let source = match source {
             Ok(source) => source,
             Err(error) => return self.reject_proxy_header(peer, &error),
         };
-        let Some(tls) = &self.tls else { return self.http.serve(socket, source, counted).await };
+        let Some(tls) = &self.tls else { return self.http.serve(socket, source, socket_permit).await };
         match tokio::time::timeout(self.server.options.handshake_timeout, tls.accept(socket)).await {
-            Ok(Ok(stream)) => self.http.serve(stream, source, counted).await,
+            Ok(Ok(stream)) => self.http.serve(stream, source, socket_permit).await,
             Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
         }

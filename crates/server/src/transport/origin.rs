@@ -91,7 +91,7 @@ pub(super) fn check(rule: OriginRule<'_>, origins: &[&[u8]], hosts: &[&[u8]]) ->
     if origins.is_empty() {
         return Ok(());
     }
-    let error = |reason| Err(OriginError { reason, origin: shown(origins), host: shown(hosts) });
+    let error = |reason| Err(OriginError { reason, origin: quote_headers(origins), host: quote_headers(hosts) });
     let allowed_hosts = match rule {
         OriginRule::Any => return Ok(()),
         OriginRule::Listed(allowed) => {
@@ -181,7 +181,7 @@ fn single<'h>(headers: &[&'h [u8]]) -> Option<&'h str> {
 }
 
 /// Formats headers for an error: quoted, escaped and shortened.
-pub(super) fn shown(headers: &[&[u8]]) -> String {
+pub(super) fn quote_headers(headers: &[&[u8]]) -> String {
     if headers.is_empty() {
         return "(missing)".to_owned();
     }

@@ -45,7 +45,7 @@ impl SocketSource {
     }
 
     /// Determines the source of a new socket. Reads the PROXY protocol header if the peer must send one.
-    pub(super) async fn of(
+    pub(super) async fn detect(
         socket: &mut TcpStream,
         peer: SocketAddr,
         options: &ServerOptions,

@@ -13,7 +13,8 @@ use tidewire_conn::{CloseReason, ConnectionContext, Protocol, PushHandle, Reply,
 use tokio::time::Instant;
 
 use crate::metrics::operations::RequestOutcome;
-use crate::ops::handler::{Response, handle};
+use crate::ops::HandlerReply;
+use crate::ops::handler::handle;
 use crate::ops::table::Effect;
 use crate::protocol::disconnect::Disconnect;
 use crate::protocol::request::{ClientMessage, Id, Request};
@@ -21,7 +22,7 @@ use crate::protocol::{notice, reply};
 use crate::push::flow::ConsumerHealth;
 use crate::push::pusher::{Pusher, SocketSink};
 use crate::session::connection::Connection;
-use crate::session::heartbeat::{Beat, Heartbeat, Output};
+use crate::session::heartbeat::{Heartbeat, HeartbeatAction, Output};
 use crate::session::in_flight::InFlight;
 use crate::state::ServerState;
 use crate::transport::admission::Admission;
@@ -109,11 +110,11 @@ impl WebSocketProtocol {
                 handle_pong(timestamp, context);
                 return Reply::None;
             }
-            Err(error) => return Reply::Frame(self.invalid(&error)),
+            Err(error) => return Reply::Frame(self.reject_invalid(&error)),
         };
         let is_closing = context.is_closing();
         let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water_bytes);
-        if let Some(rejected) = self.reject_if(&request, is_closing, is_behind) {
+        if let Some(rejected) = self.rejection(&request, is_closing, is_behind) {
             return Reply::Frame(rejected);
         }
         if must_wait(&request, self.max_in_flight_bytes, context) {
@@ -146,15 +147,16 @@ impl WebSocketProtocol {
             Err(error) => reply::error(id, &error, with_details),
         };
         match handle(&self.server, connection, request) {
-            Response::Ready(outcome) => Reply::Frame(message(outcome)),
-            Response::Pending(outcome) => {
+            Ok(HandlerReply::Ready(data)) => Reply::Frame(message(Ok(data))),
+            Ok(HandlerReply::Pending(reply)) => {
                 let held = hold();
                 Reply::future(async move {
-                    let outcome = outcome.await;
+                    let outcome = reply.await;
                     drop(held);
                     Ok(message(outcome))
                 })
             }
+            Err(error) => Reply::Frame(message(Err(error))),
         }
     }
 
@@ -179,9 +181,9 @@ impl WebSocketProtocol {
                 Ok(ClientMessage::Request(request)) => request,
                 // A valid pong is shorter.
                 Ok(ClientMessage::Pong { .. }) => return Reply::None,
-                Err(error) => return Reply::Frame(protocol.invalid(&error)),
+                Err(error) => return Reply::Frame(protocol.reject_invalid(&error)),
             };
-            match protocol.reject_if(&request, is_closing, is_behind) {
+            match protocol.rejection(&request, is_closing, is_behind) {
                 Some(rejected) => Reply::Frame(rejected),
                 None => protocol.run(&request, &connection, || account.hold(request.memory())),
             }
@@ -253,7 +255,7 @@ impl WebSocketProtocol {
     }
 
     /// Returns an error reply if a request must not run: the connection is closing, or the client does not read its pushes.
-    fn reject_if(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
+    fn rejection(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
         if is_closing {
             let outcome = RequestOutcome::Failed(Code::ShuttingDown);
             self.server.operations.record(request.operation, outcome, Duration::ZERO);
@@ -268,7 +270,7 @@ impl WebSocketProtocol {
     }
 
     /// Counts an invalid message. Returns its error reply.
-    fn invalid(&self, error: &RequestError) -> Message {
+    fn reject_invalid(&self, error: &RequestError) -> Message {
         self.server.counters.invalid.fetch_add(1, Relaxed);
         self.error(Id::NONE, error)
     }
@@ -403,17 +405,17 @@ impl Protocol for WebSocketProtocol {
             return Tick::Close(Some(Disconnect::LOGIN_TIMEOUT.frame()));
         }
         let Some(SocketState { connection, pusher, heartbeat, .. }) = state(context) else { return Tick::Stop };
-        let frame = match heartbeat.beat(&self.server.options.heartbeat, now, self.server.store.now(), output) {
-            Beat::Wait => None,
-            Beat::Ping(timestamp) => Some(notice::ping(timestamp)),
-            Beat::Missed => {
+        let frame = match heartbeat.next_action(&self.server.options.heartbeat, now, self.server.store.now(), output) {
+            HeartbeatAction::Wait => None,
+            HeartbeatAction::Ping(timestamp) => Some(notice::ping(timestamp)),
+            HeartbeatAction::TimedOut => {
                 self.server.counters.heartbeats_missed.fetch_add(1, Relaxed);
                 return Tick::Close(Some(Disconnect::HEARTBEAT_TIMEOUT.frame()));
             }
         };
         let after = match pusher.check(connection, sent, now) {
-            ConsumerHealth::CheckAfter(after) => after.min(heartbeat.time_until_due(now)),
-            ConsumerHealth::Reading | ConsumerHealth::Stalled => heartbeat.time_until_due(now),
+            ConsumerHealth::CheckAfter(after) => after.min(heartbeat.time_until_next_action(now)),
+            ConsumerHealth::Reading | ConsumerHealth::Stalled => heartbeat.time_until_next_action(now),
         };
         Tick::Next { frame, after: until_login.map_or(after, |rest| after.min(rest)) }
     }

@@ -65,7 +65,7 @@ impl ProgrammaticQuery for GatedQuery {
         vec![self.bucket.to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         let Answer::Records(records) = view.query(&json!({"bucket": self.bucket}))? else { return Ok(Json::Null) };
         let has_owner = |owner| records.first().is_some_and(|first| first["owner"] == owner);
         if self.owner.is_none_or(has_owner) {

@@ -261,7 +261,7 @@ impl ProgrammaticQuery for Counts {
         self.0.iter().map(|&name| name.to_owned()).collect()
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         let count = |bucket: &&str| match view.query(&json!({"bucket": bucket}))? {
             Answer::Records(records) => Ok(json!(records.len())),
             Answer::Value(other) => panic!("expected records, got {other:?}"),

@@ -21,7 +21,7 @@ impl ProgrammaticQuery for Ports {
         vec!["tides".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
         let least = params.get("least").and_then(Json::as_i64).unwrap_or(i64::MIN);
         if least == 99 {
             return Err(RequestError::new(Code::ValidationError, "99 is no level").with_details(json!({"least": 99})));
@@ -45,7 +45,7 @@ impl ProgrammaticQuery for PanickingQuery {
         vec!["tides".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         assert!(!self.panics.load(SeqCst), "the query panics because the test asks for it");
         let first = view.get("tides", &json!(1))?;
         Ok(json!({"hasFirst": first.is_some(), "now": view.now()}))

@@ -36,7 +36,7 @@ impl ProgrammaticQuery for BlockingQuery {
         vec!["tides".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         self.calls.fetch_add(1, SeqCst);
         let mut remaining =
             self.unblocked.wait_while(self.remaining.lock().unwrap(), |remaining| *remaining == Some(0)).unwrap();

@@ -78,7 +78,7 @@ impl TokenValidator for RejectAll {
         Box::pin(async { Ok(None) })
     }
 
-    fn keeps(&self, _: &Session) -> bool {
+    fn still_accepts(&self, _: &Session) -> bool {
         false
     }
 }

@@ -125,7 +125,7 @@ impl ProgrammaticQuery for Ids {
         vec!["boats".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         match view.query(&json!({"bucket": "boats", "fields": ["id"]}))? {
             Answer::Records(records) => Ok(records.into()),
             Answer::Value(other) => panic!("expected records, got {other:?}"),
@@ -427,7 +427,7 @@ impl ProgrammaticQuery for BoatCount {
         vec!["boats".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         self.calls.fetch_add(1, SeqCst);
         self.gate.pass();
         match view.query(&json!({"bucket": "boats"}))? {

@@ -479,7 +479,7 @@ impl ProgrammaticQuery for VisibleBoats {
         vec!["boats".to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
         let one = view.get("boats", &params["key"])?;
         let Answer::Records(all) = view.query(&json!({"bucket": "boats", "fields": ["id"]}))? else {
             panic!("expected records")

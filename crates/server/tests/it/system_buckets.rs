@@ -207,7 +207,7 @@ impl ProgrammaticQuery for BucketReader {
         Vec::new()
     }
 
-    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
         if let Some(key) = params.get("key") {
             return Ok(json!(view.get(params["bucket"].as_str().unwrap(), key)?));
         }

@@ -190,16 +190,19 @@ mod tests {
     }
 
     #[test]
-    fn session_is_kept_while_its_key_is_in_the_set() {
+    fn session_is_accepted_while_its_key_is_in_the_set() {
         let (one, two) = (Signer::new(), Signer::new());
         let (of_one, of_two) = (one.jwk(&json!("one")), two.jwk(&json!("two")));
         let both = jwt(&json!({"keys": [of_one, of_two]}).to_string());
         let session = session(&both, &one.token(&json!({"alg": "EdDSA", "kid": "one"}))).unwrap();
-        assert!(both.keeps(&session) && jwt(&json!({"keys": [of_one]}).to_string()).keeps(&session));
-        assert!(!jwt(&json!({"keys": [of_two]}).to_string()).keeps(&session));
-        assert!(!jwt(&json!({"keys": [two.jwk(&json!("one"))]}).to_string()).keeps(&session), "another key of that id");
+        assert!(both.still_accepts(&session) && jwt(&json!({"keys": [of_one]}).to_string()).still_accepts(&session));
+        assert!(!jwt(&json!({"keys": [of_two]}).to_string()).still_accepts(&session));
+        assert!(
+            !jwt(&json!({"keys": [two.jwk(&json!("one"))]}).to_string()).still_accepts(&session),
+            "another key of that id"
+        );
         let options = JwtOptions::new(JwtKeys::Set(json!({"keys": [of_one]}).to_string())).audience("tides");
-        assert!(!Jwt::new(options).unwrap().keeps(&session), "the token would not be accepted");
+        assert!(!Jwt::new(options).unwrap().still_accepts(&session), "the token would not be accepted");
     }
 
     #[test]

@@ -345,7 +345,7 @@ impl TokenValidator for Jwt {
         Box::pin(future::ready(Ok(session.ok())))
     }
 
-    fn keeps(&self, session: &Session) -> bool {
+    fn still_accepts(&self, session: &Session) -> bool {
         let is_known = |credential| self.keys.iter().any(|key| key.credential == credential);
         session.credential.is_none_or(is_known)
     }

@@ -104,7 +104,7 @@ impl ProgrammaticQuery for HostedQuery {
         vec![BUCKETS[0].to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
         let one = view.get(BUCKETS[0], params.get("key").unwrap_or(&Json::Null))?;
         records(view, BUCKETS[0]).map(|all| json!([one, all]))
     }
@@ -118,7 +118,7 @@ impl ProgrammaticQuery for BarrierQuery {
         vec![BARRIER.to_owned()]
     }
 
-    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         records(view, BARRIER)
     }
 }

@@ -78,7 +78,7 @@ impl Setting {
     }
 
     /// Returns the error code if an operation is denied to a client; `None` if it is allowed.
-    fn refusal(&self, roles: Option<&[&str]>, operation: &Operation) -> Option<Code> {
+    fn expected_denial(&self, roles: Option<&[&str]>, operation: &Operation) -> Option<Code> {
         let tier = operation.tier?;
         let Some(roles) = roles else {
             let is_allowed = !self.is_required && self.anonymous_tier.is_none_or(|has| has >= tier);
@@ -95,7 +95,7 @@ impl Setting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_operation_is_denied_exactly_without_permission() {
+async fn operations_are_denied_only_without_permission() {
     let mut decisions = 0;
     for setting in Setting::all() {
         let store = Store::memory(StoreOptions::default());
@@ -108,20 +108,20 @@ async fn every_operation_is_denied_exactly_without_permission() {
             for operation in OperationId::all() {
                 let client = server.client(session.clone());
                 let outcome: Result<Json, RequestError> = client.request(operation.name, params(&operation)).await;
-                let is_refused = |code: &Code| matches!(code, Code::Forbidden | Code::Unauthorized);
+                let is_denial = |code: &Code| matches!(code, Code::Forbidden | Code::Unauthorized);
                 // A login with an unknown token also fails with `UNAUTHORIZED`.
                 let code = outcome.as_ref().err().map(|error| error.code);
-                let refused = code.filter(is_refused).filter(|_| operation.name != "auth.login");
-                let expected = setting.refusal(roles, &operation);
-                let what = || format!("{} by {roles:?}, {options:?}: {outcome:?}", operation.name);
-                assert_eq!(refused, expected, "{}", what());
+                let denied = code.filter(is_denial).filter(|_| operation.name != "auth.login");
+                let expected = setting.expected_denial(roles, &operation);
+                let context = || format!("{} by {roles:?}, {options:?}: {outcome:?}", operation.name);
+                assert_eq!(denied, expected, "{}", context());
                 // Missing parameters do not change the error.
                 let empty: Result<Json, RequestError> = client.request(operation.name, json!({})).await;
-                let empty = empty.err().map(|error| error.code).filter(is_refused);
-                assert_eq!(empty, expected, "without parameters: {}", what());
+                let empty = empty.err().map(|error| error.code).filter(is_denial);
+                assert_eq!(empty, expected, "without parameters: {}", context());
                 let bucket = operation.scope.names_bucket().then_some("b");
                 let explained = options.explain(session.as_ref(), operation.name, bucket).unwrap();
-                assert_eq!(explained.is_allowed, expected.is_none(), "{explained:?}: {}", what());
+                assert_eq!(explained.is_allowed, expected.is_none(), "{explained:?}: {}", context());
                 decisions += 1;
             }
         }
