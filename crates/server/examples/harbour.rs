@@ -1,5 +1,5 @@
-//! An embedding program: it validates tokens, decides on permissions, answers a query in code, and has clients of its own in the same
-//! process. A pilot logs in, subscribes to that query, and reports ships.
+//! A program that embeds the server: it validates tokens, checks permissions, implements a query in code, and uses an in-process client. A
+//! pilot logs in, subscribes to the query, and reports ships.
 //!
 //! ```sh
 //! cargo run -p tidewire --example harbour
@@ -32,7 +32,7 @@ struct Load {
     tons: u64,
 }
 
-/// Starts a server over a store, with auth and a query of its own.
+/// Starts a server over an in-memory store, with auth and a programmatic query.
 async fn open() -> Result<Server> {
     let store = Store::memory(StoreOptions::default());
     let schema = json!({"name": {"type": "string"}, "tons": {"type": "number", "min": 0}});
@@ -43,7 +43,7 @@ async fn open() -> Result<Server> {
     Ok(Server::start(store, options).await?)
 }
 
-/// Validates tokens. Yours may ask a database: it may take its time.
+/// Validates tokens. It returns a future, so a real validator may query a database.
 struct Badges;
 
 impl TokenValidator for Badges {
@@ -52,7 +52,7 @@ impl TokenValidator for Badges {
     }
 }
 
-/// Only the harbourmaster may clear a bucket. Every other decision is left to the permission rules.
+/// Lets only the harbourmaster clear a bucket. The permission rules decide on all other operations.
 struct Harbourmaster;
 
 impl PermissionCheck for Harbourmaster {
@@ -61,7 +61,7 @@ impl PermissionCheck for Harbourmaster {
     }
 }
 
-/// The number of ships and their load. It is computed again whenever a ship has changed.
+/// A query for the number of ships and their load. The server computes it again when a ship changes.
 #[derive(Debug)]
 struct LoadQuery;
 

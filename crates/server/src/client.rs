@@ -60,7 +60,7 @@ pub struct Client {
 struct ClientInner {
     connection: Arc<Connection>,
     sink: Arc<LocalSink>,
-    /// Held by [exclusive](crate::ops::table::Operation::is_exclusive) requests, because clones may send several concurrently.
+    /// Held by [exclusive](crate::ops::table::Operation::is_exclusive) requests, which must run one at a time even if clones send several.
     exclusive: tokio::sync::Mutex<()>,
 }
 
@@ -85,8 +85,8 @@ impl Client {
         Self { inner: Arc::new(ClientInner { connection, sink, exclusive: tokio::sync::Mutex::default() }) }
     }
 
-    /// Sends a request with the name of an operation and its parameters, an object. Returns the `data` of the result; a result
-    /// without data is deserialized from `null`.
+    /// Sends a request for an operation. `params` must serialize to an object, or to null for no parameters. Returns the `data` of the
+    /// result; a result without data is deserialized from `null`.
     ///
     /// Dropping the future cancels the request. A write may still be committed.
     pub async fn request<T: DeserializeOwned>(
@@ -95,8 +95,8 @@ impl Client {
         params: impl Serialize,
     ) -> Result<T, RequestError> {
         let connection = &self.inner.connection;
-        let message = message(operation, params)?;
-        let ClientMessage::Request(request) = ClientMessage::parse(&message)? else {
+        let text = encode_request(operation, params)?;
+        let ClientMessage::Request(request) = ClientMessage::parse(&text)? else {
             return Err(RequestError::invalid("\"pong\" is not an operation"));
         };
         let is_exclusive = request.operation.is_some_and(|operation| operation.is_exclusive());
@@ -118,7 +118,7 @@ impl Client {
             }
             Err(error) => Err(error),
         };
-        parse(outcome.map_err(|error| self.redacted(error))?.into_text().as_deref())
+        decode_data(outcome.map_err(|error| self.redacted(error))?.into_text().as_deref())
     }
 
     /// Removes the details of an error unless `expose_error_details` is set.
@@ -129,12 +129,12 @@ impl Client {
 
     /// Returns the record with a key (`store.get`).
     pub async fn get<T: DeserializeOwned>(&self, bucket: &str, key: impl Serialize) -> Result<Option<T>, RequestError> {
-        self.request("store.get", json!({"bucket": bucket, "key": value(key)?})).await
+        self.request("store.get", json!({"bucket": bucket, "key": to_json(key)?})).await
     }
 
     /// Inserts a record, and returns it with its generated fields (`store.insert`).
     pub async fn insert<T: DeserializeOwned>(&self, bucket: &str, record: impl Serialize) -> Result<T, RequestError> {
-        self.request("store.insert", json!({"bucket": bucket, "data": value(record)?})).await
+        self.request("store.insert", json!({"bucket": bucket, "data": to_json(record)?})).await
     }
 
     /// Merges fields into a record, and returns it (`store.update`).
@@ -144,13 +144,13 @@ impl Client {
         key: impl Serialize,
         fields: impl Serialize,
     ) -> Result<T, RequestError> {
-        let params = json!({"bucket": bucket, "key": value(key)?, "data": value(fields)?});
+        let params = json!({"bucket": bucket, "key": to_json(key)?, "data": to_json(fields)?});
         self.request("store.update", params).await
     }
 
     /// Deletes a record, if it exists (`store.delete`).
     pub async fn delete(&self, bucket: &str, key: impl Serialize) -> Result<(), RequestError> {
-        self.request::<Json>("store.delete", json!({"bucket": bucket, "key": value(key)?})).await.map(drop)
+        self.request::<Json>("store.delete", json!({"bucket": bucket, "key": to_json(key)?})).await.map(drop)
     }
 
     /// Runs a query (`store.query`).
@@ -158,8 +158,8 @@ impl Client {
         self.request("store.query", query).await
     }
 
-    /// Subscribes to a query with the parameters of `store.subscribe`. `T` is the type of a push: the result of the query, or a delta
-    /// with `"mode":"delta"`. Use [`first`](ClientSubscription::first) for the initial result.
+    /// Subscribes to a query with the parameters of `store.subscribe`. `T` is the type of the data of a push: the result of the query, or a
+    /// delta with `"mode":"delta"`. Use [`first`](ClientSubscription::first) for the initial result.
     pub async fn subscribe<T: DeserializeOwned>(
         &self,
         params: impl Serialize,
@@ -258,7 +258,8 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
             return Poll::Ready(Err(error));
         }
         match self.subscription.poll_push(&self.client.inner.connection) {
-            // Cancelled by its id, or because the connection was closed. A connection records its error before it cancels.
+            // The subscription was cancelled by its id, or because the connection was closed. A connection records its error before it
+            // cancels its subscriptions.
             Poll::Pending if self.subscription.has_ended() => {
                 self.has_ended = true;
                 Poll::Ready(Err(self.client.inner.connection.closed_error().unwrap_or_else(ended)))
@@ -270,7 +271,7 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
             }
             Poll::Ready(Err(error)) => {
                 self.has_ended = true;
-                self.client.inner.connection.forget(self.subscription.number);
+                self.client.inner.connection.remove_subscription(self.subscription.number);
                 Poll::Ready(Err(error))
             }
         }
@@ -280,7 +281,7 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
 impl<T> Drop for ClientSubscription<T> {
     fn drop(&mut self) {
         self.client.inner.connection.unsubscribe(self.subscription.number);
-        self.client.inner.sink.forget(self.subscription.number);
+        self.client.inner.sink.unregister(self.subscription.number);
     }
 }
 
@@ -312,7 +313,7 @@ impl LocalSink {
         drop(previous);
     }
 
-    fn forget(&self, subscription: u64) {
+    fn unregister(&self, subscription: u64) {
         let previous = self.wakers().remove(&subscription);
         drop(previous);
     }
@@ -342,8 +343,8 @@ impl PushSink for LocalSink {
 }
 
 /// Encodes a request as the text that a client would send over a socket.
-fn message(operation: &str, params: impl Serialize) -> Result<String, RequestError> {
-    let mut members = match value(params)? {
+fn encode_request(operation: &str, params: impl Serialize) -> Result<String, RequestError> {
+    let mut members = match to_json(params)? {
         Json::Object(members) => members,
         Json::Null => Map::new(),
         _ => return Err(RequestError::invalid("the parameters of a request must be an object")),
@@ -353,12 +354,12 @@ fn message(operation: &str, params: impl Serialize) -> Result<String, RequestErr
     Ok(Json::Object(members).to_string())
 }
 
-fn value(value: impl Serialize) -> Result<Json, RequestError> {
+fn to_json(value: impl Serialize) -> Result<Json, RequestError> {
     serde_json::to_value(value).map_err(RequestError::invalid)
 }
 
-/// Parses the data of a result.
-fn parse<T: DeserializeOwned>(text: Option<&[u8]>) -> Result<T, RequestError> {
+/// Deserializes the data of a result.
+fn decode_data<T: DeserializeOwned>(text: Option<&[u8]>) -> Result<T, RequestError> {
     serde_json::from_slice(text.unwrap_or(b"null"))
         .map_err(|error| RequestError::invalid(format!("the result does not have the expected type: {error}")))
 }

@@ -2,8 +2,8 @@
 //! reaches every subscriber whose result it changes.
 //!
 //! This is the library behind the program `tidewire`. A [`Server`] serves a [`Store`](tidewire_store::Store) until it is stopped, with the
-//! settings of [`ServerOptions`]. The embedding program can be a [`Client`] without a socket, validate tokens and decide on permissions
-//! ([`auth`]), and answer queries in code ([`ProgrammaticQuery`]).
+//! settings of [`ServerOptions`]. The embedding program can use an in-process [`Client`], validate tokens and check permissions ([`auth`]),
+//! and implement queries in code ([`ProgrammaticQuery`]).
 //!
 //! ```
 //! use std::time::Duration;

@@ -11,7 +11,7 @@ pub(crate) fn memory_bytes() -> Option<u64> {
 
 /// Reads `/proc` and `/sys` below `root`.
 fn memory_bytes_in(root: &Path) -> Option<u64> {
-    let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_bytes(&text));
+    let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| parse_mem_total(&text));
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let limits = groups.lines().flat_map(|line| limit_files(root, line));
     // Without a limit, cgroup v2 has the text `max`, which does not parse, and v1 has a number above any memory size.
@@ -20,7 +20,7 @@ fn memory_bytes_in(root: &Path) -> Option<u64> {
 }
 
 /// Returns the value of `MemTotal` in `/proc/meminfo`.
-fn total_bytes(meminfo: &str) -> Option<u64> {
+fn parse_mem_total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)

@@ -135,13 +135,13 @@ fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
     if let Engine::Embedded { durability, .. } = config.engine {
         embedded = embedded.durability(durability);
     }
-    // A commit may fill half of a commit group, so four times the record limit admits two of the largest records. A group must fit
-    // in a segment.
+    // A commit may fill half of a commit group, so with four times the record limit it can contain two of the largest records. A group must
+    // fit in a segment.
     let group_bytes = config.max_record_bytes.saturating_mul(4).max(embedded.max_group_bytes);
     let segment_bytes = embedded.segment_bytes.max(group_bytes.saturating_add(SEGMENT_OVERHEAD_BYTES) as u64);
     let embedded = embedded.max_group_bytes(group_bytes).segment_bytes(segment_bytes);
     let mut system_buckets = SystemBuckets::default();
-    // The only system bucket is that of revoked users, which needs auth.
+    // The only system bucket stores revoked users, so it is needed only with auth.
     if config.server.auth.is_some() {
         system_buckets =
             Server::declare_buckets(system_buckets).context("cannot declare the system buckets of the server")?;

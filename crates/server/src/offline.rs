@@ -51,15 +51,15 @@ pub(crate) fn restore(from: &Path, data_dir: &Path) -> anyhow::Result<String> {
     let restored = Embedded::restore(from, data_dir, EmbeddedOptions::default());
     let Recovery { position, .. } = match restored {
         Ok(recovery) => recovery,
-        // Another process has created it concurrently.
+        // Another process has created the data directory concurrently.
         Err(error @ CopyError::Write(BackupError::NotEmpty { .. })) => return Err(error).context("cannot restore"),
         Err(CopyError::Open(OpenError::Locked { dir })) => {
             bail!("{} is in use by a running server; restore from a backup, not from a data directory", dir.display())
         }
-        Err(error) => return Err(error).with_context(|| failed(from, data_dir)),
+        Err(error) => return Err(error).with_context(|| restore_context(from, data_dir)),
     };
     // The engine has verified the files. Loading them verifies the records and definitions as well.
-    let (store, _) = open(data_dir).with_context(|| failed(from, data_dir))?;
+    let (store, _) = open(data_dir).with_context(|| restore_context(from, data_dir))?;
     let buckets = store.stats().buckets;
     store.close().with_context(|| format!("cannot close the data directory {}", data_dir.display()))?;
 
@@ -76,8 +76,8 @@ pub(crate) fn restore(from: &Path, data_dir: &Path) -> anyhow::Result<String> {
     Ok(summary)
 }
 
-/// Returns the context of a failed restore. If it has left an incomplete copy, that must be removed before the next attempt.
-fn failed(from: &Path, data_dir: &Path) -> String {
+/// Returns the context of a failed restore. If the restore has left an incomplete copy, the context asks the user to remove it.
+fn restore_context(from: &Path, data_dir: &Path) -> String {
     let from = from.display();
     match is_new_or_empty(data_dir) {
         Ok(true) => format!("cannot restore {from}"),

@@ -78,7 +78,7 @@ impl Remote {
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let connected = connected.with_context(|| format!("cannot connect to {url}"))?;
         let (client, mut pushes, connection) =
-            Client::builder(RequestProtocol, Established(Mutex::new(Some(connected))))
+            Client::builder(RequestProtocol, EstablishedConnector(Mutex::new(Some(connected))))
                 .options(ClientOptions::default().reconnect(false))
                 .build();
         tokio::spawn(connection.run());
@@ -105,9 +105,9 @@ impl Remote {
 }
 
 /// A connector that returns an established connection, once.
-struct Established<S>(Mutex<Option<Connected<S>>>);
+struct EstablishedConnector<S>(Mutex<Option<Connected<S>>>);
 
-impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Connect for Established<S> {
+impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Connect for EstablishedConnector<S> {
     type Socket = S;
 
     async fn connect(&self) -> io::Result<Connected<S>> {

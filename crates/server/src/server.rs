@@ -200,7 +200,7 @@ impl Server {
         *self.phase.borrow() == ListenerPhase::Open
     }
 
-    /// Returns the connections: those over sockets in the order in which they were opened, then in-process clients.
+    /// Returns all connections: socket connections in the order in which they were opened, then in-process clients.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         self.state.connections_info()
     }
@@ -249,13 +249,13 @@ impl Server {
     /// Applies [`Auth::validator`](crate::auth::Auth::validator) and [`tls`](ServerOptions::tls) of these options, and reads the
     /// certificate files again. Other options are ignored. Returns the number of closed connections.
     ///
-    /// Later logins use the new validator. If it does not [keep](crate::auth::TokenValidator::still_accepts) a session, for example because its
-    /// static token was removed, the connection is closed with [`Disconnect::SESSION_REVOKED`]. New connections use the new
+    /// Later logins use the new validator. If it no longer [accepts](crate::auth::TokenValidator::still_accepts) a session, for example
+    /// because its static token was removed, the connection is closed with [`Disconnect::SESSION_REVOKED`]. New connections use the new
     /// certificate; open connections are not affected.
     ///
     /// # Errors
     ///
-    /// Returns an error if the options enable or disable auth or TLS, or if the certificate is invalid. Then nothing has changed.
+    /// Returns an error if the options enable or disable auth or TLS, or if the certificate is invalid. In that case nothing changes.
     pub fn reload(&self, options: &ServerOptions) -> Result<usize, ReloadError> {
         if options.auth.is_some() != self.state.auth.is_some() {
             return Err(ReloadError::Auth);

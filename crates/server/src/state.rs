@@ -153,12 +153,13 @@ impl ServerState {
         self.last_subscription.fetch_add(1, Relaxed) + 1
     }
 
-    /// Allocates a connection number for an in-process client. These numbers start above [`LOCAL_CLIENT_BASE`], those of sockets at 1.
+    /// Allocates a connection number for an in-process client. These numbers are above [`LOCAL_CLIENT_BASE`]; the numbers of socket
+    /// connections start at 1.
     pub(crate) fn next_local_client(&self) -> u64 {
         LOCAL_CLIENT_BASE + self.last_local_client.fetch_add(1, Relaxed) + 1
     }
 
-    /// Returns whether the server has stopped. In-process clients are no longer served then.
+    /// Returns whether the server has stopped and no longer serves in-process clients.
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped.load(SeqCst)
     }
@@ -176,7 +177,7 @@ impl ServerState {
         self.auth.as_ref().is_some_and(|auth| auth.required)
     }
 
-    /// Returns how many users and addresses were evicted from rate limiters because there were too many.
+    /// Returns the number of users and addresses that the rate limiters evicted because their limit was reached.
     pub(crate) fn evicted_rate_keys(&self) -> u64 {
         self.rate_limiter.as_ref().map_or(0, RateLimiter::evicted)
             + self.before_login.as_ref().map_or(0, BeforeLoginLimits::evicted)
@@ -189,7 +190,7 @@ impl ServerState {
         config.get("bucket").and_then(Json::as_str).map(str::to_owned)
     }
 
-    /// Schedules the programmatic query of a subscription on a blocking thread, unless it is already scheduled.
+    /// Schedules a computation of the programmatic query of a subscription on a blocking thread, unless one is already scheduled.
     pub(crate) fn schedule_computation(self: &Arc<Self>, subscription: u64) {
         if self.programmatic.schedule(subscription) {
             let server = Arc::clone(self);
@@ -197,12 +198,12 @@ impl ServerState {
         }
     }
 
-    /// Replaces the validator for later logins, and closes the connections whose session it does not keep. Their users may log in
-    /// again with a token that it accepts. Returns the number of closed connections.
+    /// Replaces the validator for later logins, and closes the connections whose session it does not accept. Their users may log in again
+    /// with a token that it accepts. Returns the number of closed connections.
     pub(crate) fn replace_validator(&self, validator: Arc<dyn TokenValidator>) -> usize {
         let Some(current) = &self.validator else { return 0 };
-        // Replaced before the connections are inspected: a concurrent login is either found below, or sees the new validator in its
-        // second check.
+        // Replaced before the connections are inspected: a concurrent login is either found below, or is checked by the new validator
+        // before it completes.
         current.replace(validator);
         self.end_sessions(|session| !current.still_accepts(session), |_| ())
     }
@@ -213,11 +214,12 @@ impl ServerState {
         self.end_sessions(is_selected, |session| self.revocations.revoke(&session.user_id, now))
     }
 
-    /// Closes the connections whose session is selected, and calls `prepare` before each. Returns the number of closed connections.
+    /// Closes the connections whose session is selected. Calls `prepare` before it closes each of them. Returns the number of closed
+    /// connections.
     fn end_sessions(&self, is_selected: impl Fn(&Session) -> bool, prepare: impl Fn(&Session)) -> usize {
         let end = |connection: &Arc<Connection>| {
             while let Some(login) = connection.login().filter(|login| is_selected(&login.session)) {
-                // Before the connection is closed, so that the client cannot log in again in between.
+                // Called before the connection is closed, so that the client cannot log in again in between.
                 prepare(&login.session);
                 // If another user has logged in concurrently, that session may be selected as well.
                 if connection.revoke(&login) {

@@ -55,7 +55,7 @@ impl Drop for DepthGuard {
     }
 }
 
-/// Tells a job whether its caller is gone.
+/// Tells a job whether its caller has cancelled it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CancelToken(Arc<AtomicBool>);
 
@@ -107,7 +107,7 @@ impl WorkPool {
         let job = move || {
             let _depth_guard = depth_guard;
             if !cancelled.is_cancelled() {
-                // The caller may be gone.
+                // The caller may have cancelled the job.
                 let _ = reply.send(work(&cancelled));
             }
         };

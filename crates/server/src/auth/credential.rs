@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use ring::hmac;
 use ring::rand::SystemRandom;
 
-/// Identifies what a user logged in with: a static token and its user, or the key and settings that verified a signed token.
+/// Identifies the credential of a login: a static token and its user, or the key and settings that verified a signed token.
 ///
 /// It is an HMAC under a random key of this process, so that neither the timing of a comparison nor the memory of the process
 /// reveals a token or secret.

@@ -1,8 +1,8 @@
 //! Authentication and authorization: tokens, sessions, permissions.
 //!
-//! [`Auth`] has the options of a server. A [`TokenValidator`] turns the token of a login into a [`Session`]; [`StaticTokens`] and
-//! [`Jwt`] are the built-in validators. [`Permissions`] decide what the roles of a session may do. This module does no I/O and has no
-//! clock: the current time is an argument.
+//! [`Auth`] has the options of a server. A [`TokenValidator`] turns the token of a login into a [`Session`]; [`StaticTokens`] and [`Jwt`]
+//! are the built-in validators. [`Permissions`] define what the roles of a session may do. This module does no I/O and has no clock: the
+//! current time is an argument.
 
 mod credential;
 mod grants;

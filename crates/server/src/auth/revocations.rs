@@ -6,16 +6,16 @@ use std::time::Duration;
 
 /// The revoked users, shared by all connections.
 ///
-/// Holds at most twice as many entries as users were revoked within the last `ttl_ms`, plus [`MIN_THRESHOLD`]. No entry is removed before
-/// it expires, because a revoked user could then log in again. Therefore clients may add at most [`Self::MAX_USERS`].
+/// The number of entries is at most twice the number of users revoked within the time to live, plus [`MIN_THRESHOLD`]. No entry is removed
+/// before it expires, because a revoked user could then log in again. Therefore clients may add at most [`Self::MAX_USERS`].
 #[derive(Debug)]
 pub(crate) struct Revocations {
     ttl_ms: u64,
-    list: Mutex<List>,
+    list: Mutex<RevocationList>,
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct RevocationList {
     /// The end of each revocation, in milliseconds since 1970.
     until: HashMap<Box<str>, u64>,
     /// Expired entries are removed when the list reaches this length.
@@ -68,12 +68,12 @@ impl Revocations {
         self.lock().until.get(user_id).is_some_and(|until| *until > now)
     }
 
-    fn lock(&self) -> MutexGuard<'_, List> {
+    fn lock(&self) -> MutexGuard<'_, RevocationList> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl List {
+impl RevocationList {
     /// Adds or extends a revocation. Returns its end.
     fn add(&mut self, user_id: &str, until: u64, now: u64) -> u64 {
         // Only when the list has doubled, so that the amortized cost per entry is constant.

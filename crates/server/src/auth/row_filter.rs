@@ -20,7 +20,7 @@ pub(super) struct RowFilter(Json);
 impl RowFilter {
     pub(super) fn new(json: Json) -> Result<Self, RuleError> {
         Filter::check_with(&json, &[ROOT])?;
-        check(&json)?;
+        check_operands(&json)?;
         Ok(Self(json))
     }
 
@@ -90,10 +90,10 @@ enum OperandType {
 }
 
 /// Checks the operands of a syntactically valid filter.
-fn check(filter: &Json) -> Result<(), RuleError> {
+fn check_operands(filter: &Json) -> Result<(), RuleError> {
     for (name, json) in filter.as_object().into_iter().flatten() {
         if matches!(name.as_str(), "$or" | "$and") {
-            json.as_array().into_iter().flatten().try_for_each(check)?;
+            json.as_array().into_iter().flatten().try_for_each(check_operands)?;
             continue;
         }
         let tests = json.as_object().filter(|tests| !tests.is_empty() && tests.keys().all(|key| key.starts_with('$')));

@@ -1,4 +1,4 @@
-//! The access report of `--check`: what each kind of client may do.
+//! The access report of `--check`: the operations that each kind of client may use.
 //!
 //! Every line is derived from the explanation of an operation, so it agrees with the decisions of the server.
 

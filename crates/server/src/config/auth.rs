@@ -70,7 +70,7 @@ impl AuthDraft {
             match key {
                 "required" => self.required = entry.boolean(report).map(|required| (required, entry.location())),
                 "tokens" => {
-                    let tokens = entry.named(report);
+                    let tokens = entry.named_members(report);
                     let tokens = tokens.iter().filter_map(|(name, entry)| token(name, entry, report)).collect();
                     self.tokens = Some((tokens, entry.location()));
                 }
@@ -152,13 +152,13 @@ impl AuthDraft {
             report.warnings.push(warning(&location, key, message));
         }
         self.login.apply(&mut auth);
-        warn_of_anonymous(&auth, self.required, self.anonymous_tier, report);
+        warn_about_anonymous_access(&auth, self.required, self.anonymous_tier, report);
         Some(auth)
     }
 }
 
 /// Warns if clients without a login have more access than logged-in users.
-fn warn_of_anonymous(
+fn warn_about_anonymous_access(
     auth: &Auth,
     required: Option<(bool, Location)>,
     anonymous_tier: Option<(Tier, Location)>,

@@ -121,7 +121,7 @@ impl<'n> Entry<'n> {
 
     /// Returns the members of an object whose keys are names chosen by the user. Null members are omitted, and so is a `comment` that
     /// is a string.
-    pub(super) fn named(&self, report: &mut Report) -> Vec<(&'n str, Self)> {
+    pub(super) fn named_members(&self, report: &mut Report) -> Vec<(&'n str, Self)> {
         let Value::Object(members) = &self.node.value else {
             self.mismatch::<()>(report, "an object");
             return Vec::new();

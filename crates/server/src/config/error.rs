@@ -167,7 +167,7 @@ pub enum ConfigProblem {
     #[error(transparent)]
     Query(#[from] QueryError),
     /// The TLS certificate or its key is invalid.
-    #[error("{}", with_sources(_0))]
+    #[error("{}", format_with_sources(_0))]
     Tls(#[source] StartError),
     /// A permission rule is invalid.
     #[error(transparent)]
@@ -202,7 +202,7 @@ pub enum ConfigProblem {
 }
 
 /// Formats an error and its sources on one line.
-fn with_sources(error: &dyn Error) -> String {
+fn format_with_sources(error: &dyn Error) -> String {
     let own = error.to_string();
-    error.source().map_or_else(|| own.clone(), |source| format!("{own}: {}", with_sources(source)))
+    error.source().map_or_else(|| own.clone(), |source| format!("{own}: {}", format_with_sources(source)))
 }

@@ -12,7 +12,7 @@ use super::location::{Location, Origin, SourceFile, SyntaxError, location_in};
 use super::tree::{Node, Value};
 use super::{json, toml};
 
-/// Limit of a configuration file. A larger file is given by mistake.
+/// Limit of the size of a configuration file. A larger file is most likely a mistake.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads and parses a file. `named_by` is the flag or variable with its path. Returns `None` after reporting an error.

@@ -1,7 +1,7 @@
 //! Parses JSON into a tree with origins. Duplicate keys are kept; the caller reports them.
 //!
-//! `serde_json` has no spans, but a [`RawValue`] borrows from the text, so its address gives its offset. Each level of nesting scans
-//! its text again, which the limit of nesting bounds.
+//! `serde_json` has no spans, but a [`RawValue`] borrows from the text, so its address gives its offset. Each level of nesting scans its
+//! text again; the limit of nesting bounds this cost.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::tree::{Member, Node, Value};
 const MAX_DEPTH: usize = 64;
 
 pub(super) fn parse(source: &Arc<SourceFile>) -> Result<Node, SyntaxError> {
-    // Errors of a whole parse are more precise than those of a scan for raw values, and have positions in the file.
+    // Parsed once as a whole, because these errors are more precise than those of a scan for raw values, and have positions in the file.
     let invalid = |error| syntax_error(&source.text, &error);
     serde_json::from_str::<Json>(&source.text).map_err(invalid)?;
     node(source, serde_json::from_str(&source.text).map_err(invalid)?, 0)
@@ -82,7 +82,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
-/// Converts the line and column of an error to an offset, and adds a hint about what JSON does not have.
+/// Converts the line and column of an error to an offset, and adds a hint about syntax that JSON does not support.
 fn syntax_error(text: &str, error: &serde_json::Error) -> SyntaxError {
     let line_start: usize = text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
     let offset = if error.is_eof() { text.len() } else { (line_start + error.column()).saturating_sub(1) };
@@ -180,9 +180,9 @@ mod tests {
     }
 
     proptest! {
-        /// Returns the same values as `serde_json`, and rejects the same texts after random edits.
+        /// The parser returns the same values as `serde_json`, and rejects the same texts after random edits.
         #[test]
-        fn it_agrees_with_serde_json(
+        fn parser_agrees_with_serde_json(
             json in any_json(),
             pretty in any::<bool>(),
             at in any::<prop::sample::Index>(),

@@ -174,7 +174,7 @@ impl Command {
         let Overrides { file, check, trees } = Overrides::new(flags, &environment, &mut report);
         let file = file.and_then(|(name, named_by)| file::read(&name, &named_by, &mut report));
         let mut settings = Settings::default();
-        let fixed = file.as_ref().map(FixedSettings::of).unwrap_or_default();
+        let fixed = file.as_ref().map(FixedSettings::from_file).unwrap_or_default();
         for root in file.iter().chain(&trees) {
             if is_server {
                 settings.read(&Entry::root(root), &environment, &mut report);

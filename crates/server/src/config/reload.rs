@@ -14,7 +14,7 @@ const RELOADABLE_KEYS: [&str; 3] = ["auth.tokens", "auth.jwt", "tls"];
 pub(super) struct FixedSettings(BTreeMap<String, u64>);
 
 impl FixedSettings {
-    pub(super) fn of(file: &Node) -> Self {
+    pub(super) fn from_file(file: &Node) -> Self {
         let mut fixed = Self::default();
         for (key, value) in members(file) {
             if key == "auth" {

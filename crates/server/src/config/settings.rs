@@ -494,7 +494,7 @@ fn definitions(
     check: fn(&Json) -> Result<(), ConfigProblem>,
 ) -> Vec<Definition> {
     let mut definitions = Vec::new();
-    for (name, entry) in entry.named(report) {
+    for (name, entry) in entry.named_members(report) {
         let Json::Object(mut config) = entry.node.json() else {
             entry.mismatch::<()>(report, "an object");
             continue;

@@ -54,7 +54,7 @@ impl UnsupportedKeys {
     }
 
     pub(super) fn procedures(&mut self, entry: &Entry<'_>, report: &mut Report) {
-        let procedures = entry.named(report);
+        let procedures = entry.named_members(report);
         for (_, procedure) in &procedures {
             require_object(procedure, report);
         }

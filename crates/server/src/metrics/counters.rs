@@ -12,7 +12,7 @@ pub(crate) struct Counters {
     pub(crate) rate_limited: AtomicU64,
     /// Requests rejected because the client does not read its pushes.
     pub(crate) backpressure: AtomicU64,
-    /// Requests that missed their deadline.
+    /// Requests that timed out.
     pub(crate) timed_out: AtomicU64,
     /// Requests that were logged as slow.
     pub(crate) slow: AtomicU64,
@@ -35,7 +35,7 @@ pub(crate) struct Counters {
     pub(crate) panics: AtomicU64,
     /// Subscriptions ended by the server.
     pub(crate) subscriptions_ended: AtomicU64,
-    /// Pushes dropped because the push buffer was full.
+    /// Pushes dropped because the push buffer was full. The client gets a snapshot when it has read.
     pub(crate) held_back: AtomicU64,
     /// HTTP requests rejected because of their origin or host.
     pub(crate) bad_origins: AtomicU64,

@@ -42,14 +42,14 @@ pub(super) fn explain(call: &Call<'_>) -> HandlerResult {
         (None, None) => None,
     };
     let explanation = Caller::new(server.auth.clone(), login).explain(operation, bucket.as_deref());
-    Data::from(explanation.to_json()).within(server.options.max_result_bytes).map(HandlerReply::Ready)
+    Data::from(explanation.to_json()).encode_within(server.options.max_result_bytes).map(HandlerReply::Ready)
 }
 
 /// Returns the session that a request describes, if any.
 fn session(params: &Params<'_>) -> Result<Option<Session>, RequestError> {
     let user_id = params.optional_text("userId")?;
-    let roles = params.given("roles").map(|_| roles(params)).transpose()?;
-    let metadata = params.given("metadata").map(|_| params.object("metadata")).transpose()?;
+    let roles = params.non_null("roles").map(|_| roles(params)).transpose()?;
+    let metadata = params.non_null("metadata").map(|_| params.object("metadata")).transpose()?;
     if user_id.is_none() && roles.is_none() && metadata.is_none() {
         return Ok(None);
     }

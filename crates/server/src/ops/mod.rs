@@ -76,7 +76,7 @@ pub(crate) struct Call<'a> {
     progress: Cell<Progress>,
 }
 
-/// The progress of a call. It tells the handler whether a call failed because of its parameters, its permission, or later.
+/// The progress of a call. It shows the handler whether a call failed because of its parameters, because of its permission, or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// The parameters are being read.
@@ -103,11 +103,11 @@ enum Target<'a> {
 impl Call<'_> {
     /// Checks the permission. Returns the filter of the rows that the caller may access; `None` for all rows.
     fn permit(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
-        self.permit_as(self.operation, target)
+        self.permit_operation(self.operation, target)
     }
 
     /// Checks the permission for another operation that is part of this one.
-    fn permit_as(&self, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+    fn permit_operation(&self, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
         permit(&self.caller, operation, target).inspect_err(|_| self.progress.set(Progress::Denied))
     }
 
@@ -130,7 +130,7 @@ impl Call<'_> {
 const MAX_INLINE_ENTRIES: usize = 500;
 
 /// Builds a listing: on this thread if it has few entries, otherwise on the pool.
-fn listing(
+fn build_listing(
     call: &Call<'_>,
     entries: usize,
     make: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static,
@@ -138,12 +138,12 @@ fn listing(
     if entries <= MAX_INLINE_ENTRIES {
         return make(call.server).map(HandlerReply::Ready);
     }
-    Ok(on_pool(call, |server, _| make(server)))
+    Ok(run_on_pool(call, |server, _| make(server)))
 }
 
 /// Computes a reply on the worker pool, and charges its memory to the connection. While the memory limit is exceeded, the request is
 /// rejected, so that the connections being closed can release their memory first.
-fn on_pool(
+fn run_on_pool(
     call: &Call<'_>,
     make: impl FnOnce(&ServerState, &CancelToken) -> ReplyResult + Send + 'static,
 ) -> HandlerReply {
@@ -153,7 +153,7 @@ fn on_pool(
             return Err(server.work.reject_for_memory());
         }
         let data = make(&server, cancelled)?;
-        let held = sink.hold(data.written_bytes());
+        let held = sink.hold(data.encoded_bytes());
         Ok((data, held))
     });
     HandlerReply::pending(async move {

@@ -1,4 +1,4 @@
-//! Test of the permissions of every operation, for every kind of client and auth setting.
+//! Tests the permissions of every operation, for every kind of client and auth setting.
 //!
 //! The result of a request of an in-process client is compared with a short model of the rules, and with `auth.explain`.
 

@@ -10,10 +10,10 @@ use serde_json::{Value as Json, json};
 use tidewire_store::engine::{BackupError, EngineError};
 use tidewire_store::{Cause, MaintenanceError, WriteOptions};
 
-use super::store_admin::{bounded, store_stats};
-use super::store_writes::owner;
+use super::store_admin::{encode_bounded, store_stats};
+use super::store_writes::write_owner;
 use super::table::Capabilities;
-use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, listing};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, build_listing};
 use crate::auth::{Revocations, TooManyRevocations};
 use crate::protocol::reply::Data;
 use crate::state::ServerState;
@@ -22,12 +22,12 @@ use crate::{Code, RequestError, revoked_users};
 pub(super) fn stats(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     let entries = call.server.connection_count() + call.server.store.snapshot().state.names().len();
-    listing(call, entries, |server| bounded(server, server_stats(server)))
+    build_listing(call, entries, |server| encode_bounded(server, server_stats(server)))
 }
 
 pub(super) fn connections(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
-    listing(call, call.server.connection_count(), |server| {
+    build_listing(call, call.server.connection_count(), |server| {
         let connections = server.all_connections();
         let listed = connections.iter().map(|connection| connection.info().to_json());
         Data::list("[", listed, "]", server.options.max_result_bytes)
@@ -61,9 +61,9 @@ pub(crate) fn server_stats(server: &ServerState) -> Json {
 /// The reply is sent when the revocation is durable. If it cannot be stored, the revocation is in effect until the server stops, and
 /// the reply is an error.
 pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
-    let user_id = bounded_text(call.params.text("userId")?, "userId", MAX_USER_ID_BYTES)?;
+    let user_id = limited_text(call.params.text("userId")?, "userId", MAX_USER_ID_BYTES)?;
     let reason = call.params.optional_text("reason")?;
-    let reason = reason.map(|reason| bounded_text(reason, "reason", MAX_REASON_BYTES)).transpose()?;
+    let reason = reason.map(|reason| limited_text(reason, "reason", MAX_REASON_BYTES)).transpose()?;
     call.admit_to(Target::Everything)?;
     let server = call.server;
     let until = server.revocations.revoke_for_client(&user_id, server.store.now()).map_err(|TooManyRevocations| {
@@ -79,7 +79,7 @@ pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
     if !is_stored {
         return Ok(reply.into());
     }
-    let options = WriteOptions::default().cause(Cause::of(call.connection.number)).owner(owner(call));
+    let options = WriteOptions::default().cause(Cause::of(call.connection.number)).owner(write_owner(call));
     let options = options.bytes(call.request.memory());
     let stored = server.store.write_with(options, move |draft| revoked_users::store(draft, &user_id, until));
     Ok(HandlerReply::pending(async move {
@@ -101,7 +101,7 @@ const MAX_USER_ID_BYTES: usize = crate::auth::Jwt::MAX_LEN;
 /// Limit of the reason, which is logged.
 const MAX_REASON_BYTES: usize = 256;
 
-fn bounded_text(text: Cow<'_, str>, name: &str, max: usize) -> Result<String, RequestError> {
+fn limited_text(text: Cow<'_, str>, name: &str, max: usize) -> Result<String, RequestError> {
     if text.len() <= max {
         return Ok(text.into_owned());
     }
@@ -129,7 +129,7 @@ pub(super) fn backup(call: &Call<'_>) -> HandlerResult {
     let Some(running) = RunningBackup::start(call.server) else {
         return Err(RequestError::new(Code::Conflict, "another backup is running; try again when it has finished"));
     };
-    let copying = tokio::task::spawn_blocking(move || copy(&running, &name, &dir));
+    let copying = tokio::task::spawn_blocking(move || run_backup(&running, &name, &dir));
     Ok(HandlerReply::pending(async move { copying.await.map_err(|error| RequestError::internal(&error))? }))
 }
 
@@ -140,7 +140,7 @@ fn is_directory_name(name: &str) -> bool {
     name.len() <= MAX_BACKUP_NAME_BYTES && !name.starts_with('.') && name.bytes().all(is_allowed)
 }
 
-/// Guard of the one running backup. A panic counts as a failed backup.
+/// Guard of the running backup, of which there is at most one. A panic counts as a failed backup.
 struct RunningBackup(Arc<ServerState>);
 
 impl RunningBackup {
@@ -160,7 +160,7 @@ impl Drop for RunningBackup {
     }
 }
 
-fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> ReplyResult {
+fn run_backup(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> ReplyResult {
     match server.store.backup(dir) {
         Ok(position) => {
             server.counters.backups.fetch_add(1, Relaxed);
@@ -172,7 +172,7 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> ReplyR
             tracing::warn!(dir = %dir.display(), error = &error as &dyn std::error::Error, "backup failed");
             Err(match error {
                 MaintenanceError::Engine(EngineError::NotPersistent) => RequestError::invalid(error),
-                MaintenanceError::Backup(error) if is_taken(&error) => RequestError::new(
+                MaintenanceError::Backup(error) if is_name_taken(&error) => RequestError::new(
                     Code::AlreadyExists,
                     format!("backup \"{name}\" already exists; choose another name"),
                 ),
@@ -184,7 +184,7 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> ReplyR
 }
 
 /// Returns whether a backup failed because its name is taken by a file or by a directory that is not empty.
-fn is_taken(error: &BackupError) -> bool {
+fn is_name_taken(error: &BackupError) -> bool {
     match error {
         BackupError::NotEmpty { .. } => true,
         // A file with this name exists.

@@ -8,7 +8,7 @@ use tidewire_store::{BucketStats, Query, StoreError};
 
 use super::store_writes::{Idempotency, write};
 use super::subscribe::permit_named;
-use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, check_conditions, listing, on_pool};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, build_listing, check_conditions, run_on_pool};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -50,7 +50,7 @@ pub(super) fn bucket_schema(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Bucket(&name))?;
     let snapshot = call.server.store.snapshot();
     let config = &snapshot.state.bucket(&name)?.definition().config;
-    bounded(call.server, json!({"name": name, "config": config})).map(HandlerReply::Ready)
+    encode_bounded(call.server, json!({"name": name, "config": config})).map(HandlerReply::Ready)
 }
 
 pub(super) fn define_query(call: &Call<'_>) -> HandlerResult {
@@ -86,7 +86,7 @@ pub(super) fn list_queries(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
     let caller = call.caller.has_row_filters().then(|| call.caller.clone());
     // On the pool, because definitions may be large.
-    Ok(on_pool(call, move |server, _| list_all_queries(server, caller.as_ref())))
+    Ok(run_on_pool(call, move |server, _| list_all_queries(server, caller.as_ref())))
 }
 
 /// Lists all queries. A caller with row filters sees only the queries to which it may subscribe, and only the definitions of those
@@ -106,7 +106,7 @@ fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> ReplyR
     };
     let permit = |name: &str| restricted.map_or(Ok(None), |caller| permit_named(server, caller, name));
     let snapshot = server.store.snapshot();
-    // A programmatic query takes precedence over a stored one of its name.
+    // A programmatic query takes precedence over a stored query with the same name.
     let stored = snapshot.state.queries().filter(|(name, _)| !server.programmatic.contains(name));
     let declarative = stored.filter_map(|(name, config)| {
         let has_hidden_rows = permit(&name).ok()?.is_some();
@@ -123,16 +123,18 @@ fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> ReplyR
 
 pub(super) fn buckets(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
-    listing(call, call.server.store.snapshot().state.names().len(), |server| {
+    build_listing(call, call.server.store.snapshot().state.names().len(), |server| {
         let snapshot = server.store.snapshot();
         let names: Vec<&str> = snapshot.state.names().collect();
-        bounded(server, json!({"count": names.len(), "names": names}))
+        encode_bounded(server, json!({"count": names.len(), "names": names}))
     })
 }
 
 pub(super) fn stats(call: &Call<'_>) -> HandlerResult {
     call.admit_to(Target::Everything)?;
-    listing(call, call.server.store.snapshot().state.names().len(), |server| bounded(server, store_stats(server)))
+    build_listing(call, call.server.store.snapshot().state.names().len(), |server| {
+        encode_bounded(server, store_stats(server))
+    })
 }
 
 /// Returns the result of `store.stats`.
@@ -160,9 +162,9 @@ pub(super) fn store_stats(server: &ServerState) -> Json {
     })
 }
 
-/// Encodes an answer within the limit of results.
-pub(super) fn bounded(server: &ServerState, value: Json) -> ReplyResult {
-    Data::from(value).within(server.options.max_result_bytes)
+/// Encodes the data of a reply. Returns an error if it exceeds the limit of results.
+pub(super) fn encode_bounded(server: &ServerState, value: Json) -> ReplyResult {
+    Data::from(value).encode_within(server.options.max_result_bytes)
 }
 
 fn name(params: &Params<'_>) -> Result<String, RequestError> {

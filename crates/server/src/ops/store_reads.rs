@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 use tidewire_store::query::{Budget, Exceeded, Parameters};
 use tidewire_store::{Aggregate, Bucket, Filter, Query, Row, Snapshot};
 
-use super::{Call, HandlerReply, HandlerResult, Target, check_conditions, on_pool};
+use super::{Call, HandlerReply, HandlerResult, Target, check_conditions, run_on_pool};
 use crate::RequestError;
 use crate::protocol::reply::{Data, append_rows};
 use crate::protocol::request::Params;
@@ -18,7 +18,7 @@ pub(super) fn get(call: &Call<'_>) -> HandlerResult {
     let snapshot = call.server.store.snapshot();
     let row = snapshot.state.bucket(&bucket)?.record(&key, || call.server.store.now());
     let row = row.filter(|row| row_filter.as_ref().is_none_or(|filter| filter.matches(row)));
-    one(row).within(call.server.options.max_result_bytes).map(HandlerReply::Ready)
+    row_or_null(row).encode_within(call.server.options.max_result_bytes).map(HandlerReply::Ready)
 }
 
 pub(super) fn all(call: &Call<'_>) -> HandlerResult {
@@ -27,18 +27,18 @@ pub(super) fn all(call: &Call<'_>) -> HandlerResult {
 }
 
 pub(super) fn find(call: &Call<'_>) -> HandlerResult {
-    let query = matching(call, filter(call)?)?;
+    let query = query_matching(call, filter(call)?)?;
     read(call, query, |read, query| read.list(&query.rows(read.bucket, read.now, read.budget)?))
 }
 
 pub(super) fn find_one(call: &Call<'_>) -> HandlerResult {
-    let mut query = matching(call, filter(call)?)?;
+    let mut query = query_matching(call, filter(call)?)?;
     query.limit = Some(1);
-    read(call, query, |read, query| Ok(one(query.rows(read.bucket, read.now, read.budget)?.first().copied())))
+    read(call, query, |read, query| Ok(row_or_null(query.rows(read.bucket, read.now, read.budget)?.first().copied())))
 }
 
 pub(super) fn count(call: &Call<'_>) -> HandlerResult {
-    let query = matching(call, optional_filter(call)?)?;
+    let query = query_matching(call, optional_filter(call)?)?;
     read(call, query, |read, query| Ok(Json::from(query.count(read.bucket, read.now, read.budget)?).into()))
 }
 
@@ -59,7 +59,7 @@ pub(super) fn paginate(call: &Call<'_>) -> HandlerResult {
     read(call, query, move |read, query| {
         let page = read.bucket.page(after.as_ref(), limit, &query.filter, read.now, read.budget)?;
         let size = read.size_of(&page.rows)?;
-        Ok(Data::written(size + 64, |out| {
+        Ok(Data::encode_with(size + 64, |out| {
             out.extend_from_slice(b"{\"records\":");
             append_rows(out, page.rows.iter().copied());
             out.extend_from_slice(if page.has_more { b",\"hasMore\":true" } else { b",\"hasMore\":false" });
@@ -94,7 +94,7 @@ fn aggregate(call: &Call<'_>, function: fn(String) -> Aggregate) -> HandlerResul
     let mut query = Query::new(bucket).aggregate(function(field.into_owned()));
     query.filter = filter;
     read(call, query, |read, query| {
-        let (has_value, data) = read.answer(query)?;
+        let (has_value, data) = read.run_query(query)?;
         // The minimum or maximum of no numbers is null here, but absent in the result of a query.
         Ok(if has_value { data } else { Data::text("null") })
     })
@@ -104,7 +104,7 @@ pub(super) fn query(call: &Call<'_>) -> HandlerResult {
     let params = call.params;
     let mut config = Map::new();
     for name in ["bucket", "filter", "sort", "offset", "limit", "fields", "aggregate"] {
-        if params.given(name).is_some() {
+        if params.non_null(name).is_some() {
             config.insert(name.to_owned(), params.value(name)?);
         }
     }
@@ -113,7 +113,7 @@ pub(super) fn query(call: &Call<'_>) -> HandlerResult {
     let values = query_params(params)?;
     let query = Query::parse_with(&Json::Object(config), &Parameters::from(&values)).map_err(RequestError::invalid)?;
     check_conditions(call.server, &query.filter)?;
-    read(call, query, |read, query| Ok(read.answer(query)?.1))
+    read(call, query, |read, query| Ok(read.run_query(query)?.1))
 }
 
 /// A read of one bucket in one snapshot.
@@ -144,10 +144,10 @@ impl From<RequestError> for ReadError {
 }
 
 impl Read<'_> {
-    /// Runs a query. Returns whether it has a value, which the minimum or maximum of no numbers has not, and the encoded result.
-    fn answer(&self, query: &Query) -> Result<(bool, Data), ReadError> {
+    /// Runs a query. Returns whether the result has a value, and the encoded result. The minimum or maximum of no numbers has no value.
+    fn run_query(&self, query: &Query) -> Result<(bool, Data), ReadError> {
         let mut written = Ok(false);
-        let data = Data::written(256, |out| {
+        let data = Data::encode_with(256, |out| {
             written = query.write_answer(self.bucket, self.now, out, self.max_bytes, self.budget);
         });
         Ok((written?, data))
@@ -155,7 +155,7 @@ impl Read<'_> {
 
     fn list(&self, rows: &[&Row]) -> Result<Data, ReadError> {
         let size = self.size_of(rows)?;
-        Ok(Data::written(size, |out| append_rows(out, rows.iter().copied())))
+        Ok(Data::encode_with(size, |out| append_rows(out, rows.iter().copied())))
     }
 
     /// Returns the encoded size of a list of rows, and charges it to the work budget.
@@ -185,23 +185,23 @@ fn read(
     };
     let (snapshot, now) = (call.server.store.snapshot(), call.server.store.now());
     let max_bytes = call.server.options.max_result_bytes;
-    match run_within(&run, &query, &snapshot, now, max_bytes, Budget::unlimited().max_work(MAX_INLINE_WORK)) {
+    match run_with_budget(&run, &query, &snapshot, now, max_bytes, Budget::unlimited().max_work(MAX_INLINE_WORK)) {
         Err(ReadError::Exceeded(Exceeded::Work)) => {}
         done => return Ok(HandlerReply::Ready(done?)),
     }
-    Ok(on_pool(call, move |_, cancelled| {
+    Ok(run_on_pool(call, move |_, cancelled| {
         let cancelled = cancelled.clone();
         let budget = Budget::unlimited().stop_when(move || cancelled.is_cancelled());
-        run_within(&run, &query, &snapshot, now, max_bytes, budget).map_err(RequestError::from)
+        run_with_budget(&run, &query, &snapshot, now, max_bytes, budget).map_err(RequestError::from)
     }))
 }
 
 /// Limit of the working memory of a read, as a multiple of the limit of its result.
 const MEMORY_FACTOR: usize = 4;
-/// Minimum of the limit of the working memory of a read.
+/// Lower bound of the limit of the working memory of a read.
 const MIN_MEMORY_BYTES: usize = 1 << 20;
 
-fn run_within(
+fn run_with_budget(
     run: &impl Fn(&Read<'_>, &Query) -> Result<Data, ReadError>,
     query: &Query,
     snapshot: &Arc<Snapshot>,
@@ -212,7 +212,7 @@ fn run_within(
     let bucket = snapshot.state.bucket(&query.bucket).map_err(RequestError::from)?;
     let budget = budget.max_bytes(max_bytes.saturating_mul(MEMORY_FACTOR).max(MIN_MEMORY_BYTES));
     let data = run(&Read { bucket, now, budget: &budget, max_bytes }, query)?;
-    Ok(data.within(max_bytes)?)
+    Ok(data.encode_within(max_bytes)?)
 }
 
 impl From<ReadError> for RequestError {
@@ -224,12 +224,12 @@ impl From<ReadError> for RequestError {
     }
 }
 
-fn one(row: Option<&Row>) -> Data {
+fn row_or_null(row: Option<&Row>) -> Data {
     row.map_or_else(|| Data::text("null"), |row| Data::Row(row.clone()))
 }
 
 /// Returns a query for the records of the call's bucket that match a filter.
-fn matching(call: &Call<'_>, filter: Filter) -> Result<Query, RequestError> {
+fn query_matching(call: &Call<'_>, filter: Filter) -> Result<Query, RequestError> {
     let mut query = Query::new(call.params.text("bucket")?);
     query.filter = filter;
     Ok(query)
@@ -246,12 +246,12 @@ fn filter(call: &Call<'_>) -> Result<Filter, RequestError> {
 }
 
 fn optional_filter(call: &Call<'_>) -> Result<Filter, RequestError> {
-    if call.params.given("filter").is_some() { filter(call) } else { Ok(Filter::everything()) }
+    if call.params.non_null("filter").is_some() { filter(call) } else { Ok(Filter::everything()) }
 }
 
 /// Returns the parameters of a query. A value other than an object is ignored.
 pub(super) fn query_params(params: &Params<'_>) -> Result<Map<String, Json>, RequestError> {
-    match params.given("params") {
+    match params.non_null("params") {
         Some(text) if text.starts_with('{') => params.object("params"),
         _ => Ok(Map::new()),
     }

@@ -65,17 +65,19 @@ pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
         step.guard = permit_step(call, step)?;
     }
     call.admit()?;
-    let shown = steps.iter().enumerate().filter_map(|(index, step)| {
+    let reply_records = steps.iter().enumerate().filter_map(|(index, step)| {
         let has_records = !matches!(step.action, Action::Delete(_) | Action::Count(_));
         let row_filter = step.guard.clone().filter(|_| has_records)?;
         let pointer = Cow::Owned(format!("/results/{index}/data"));
         Some(ReplyRecords { bucket: step.bucket.clone(), row_filter, pointer })
     });
-    let shown = if idempotency.is_some() { shown.collect() } else { Vec::new() };
+    let reply_records = if idempotency.is_some() { reply_records.collect() } else { Vec::new() };
     let max_bytes = call.server.options.max_result_bytes;
     let references = call.caller.reference_filter();
-    Ok(write(call, idempotency, shown, move |draft| {
-        referring_to(draft, references.as_ref(), |draft| Ok(Data::Results(draft.transact_within(&steps, max_bytes)?)))
+    Ok(write(call, idempotency, reply_records, move |draft| {
+        with_reference_filter(draft, references.as_ref(), |draft| {
+            Ok(Data::Results(draft.transact_within(&steps, max_bytes)?))
+        })
     }))
 }
 
@@ -84,9 +86,9 @@ pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
 fn permit_step(call: &Call<'_>, step: &TransactionStep) -> Result<Option<Filter>, RequestError> {
     let target = Target::Bucket(&step.bucket);
     let of_transaction = call.permit(target)?;
-    let operation = operation_of(&step.action).and_then(OperationId::named);
+    let operation = operation_name(&step.action).and_then(OperationId::named);
     let operation = operation.ok_or_else(|| Denial::Default.error(call.operation.name, &step.bucket))?;
-    let of_step = call.permit_as(operation, target)?;
+    let of_step = call.permit_operation(operation, target)?;
     Ok(match (of_transaction, of_step) {
         (Some(one), Some(other)) if one != other => Some(one.and(other)),
         (one, other) => one.or(other),
@@ -94,7 +96,7 @@ fn permit_step(call: &Call<'_>, step: &TransactionStep) -> Result<Option<Filter>
 }
 
 /// Returns the name of the operation that is equivalent to a step of a transaction.
-fn operation_of(action: &Action) -> Option<&'static str> {
+fn operation_name(action: &Action) -> Option<&'static str> {
     Some(match action {
         Action::Get(_) => "store.get",
         Action::Insert(_) => "store.insert",
@@ -111,33 +113,38 @@ fn bucket(params: &Params<'_>) -> Result<String, RequestError> {
     params.text("bucket").map(Cow::into_owned)
 }
 
-/// Admits a write to rows of one bucket, and submits it to the writer. `shown` is the JSON pointer of the records in the reply.
+/// Admits a write to rows of one bucket, and submits it to the writer. `pointer` is the JSON pointer of the records in the reply.
 fn write_rows(
     call: &Call<'_>,
     bucket: String,
-    shown: Option<&'static str>,
+    pointer: Option<&'static str>,
     work: impl FnOnce(&mut Draft, &str) -> Result<Data, StoreError> + Send + 'static,
 ) -> HandlerResult {
     let idempotency = Idempotency::parse(call)?;
     let row_filter = call.admit_to(Target::Bucket(&bucket))?;
     let references = call.caller.reference_filter();
-    let work =
-        move |draft: &mut Draft, bucket: &str| referring_to(draft, references.as_ref(), |draft| work(draft, bucket));
+    let work = move |draft: &mut Draft, bucket: &str| {
+        with_reference_filter(draft, references.as_ref(), |draft| work(draft, bucket))
+    };
     let Some(row_filter) = row_filter else {
         return Ok(write(call, idempotency, Vec::new(), move |draft| work(draft, &bucket)));
     };
-    let shown = shown.filter(|_| idempotency.is_some()).map(|pointer| ReplyRecords {
+    let reply_records = pointer.filter(|_| idempotency.is_some()).map(|pointer| ReplyRecords {
         bucket: bucket.clone(),
         row_filter: row_filter.clone(),
         pointer: Cow::Borrowed(pointer),
     });
-    Ok(write(call, idempotency, shown.into_iter().collect(), move |draft| {
+    Ok(write(call, idempotency, reply_records.into_iter().collect(), move |draft| {
         draft.guarded(&row_filter, |draft| work(draft, &bucket))
     }))
 }
 
 /// Runs `work` with a restriction of the records that it may refer to; `None` for no restriction.
-fn referring_to<T>(draft: &mut Draft, references: Option<&ReferenceFilter>, work: impl FnOnce(&mut Draft) -> T) -> T {
+fn with_reference_filter<T>(
+    draft: &mut Draft,
+    references: Option<&ReferenceFilter>,
+    work: impl FnOnce(&mut Draft) -> T,
+) -> T {
     match references {
         Some(references) => draft.referring_to(references, work),
         None => work(draft),
@@ -149,17 +156,17 @@ fn referring_to<T>(draft: &mut Draft, references: Option<&ReferenceFilter>, work
 pub(super) fn write(
     call: &Call<'_>,
     idempotency: Option<Idempotency>,
-    shown: Vec<ReplyRecords>,
+    reply_records: Vec<ReplyRecords>,
     work: impl FnOnce(&mut Draft) -> Result<Data, StoreError> + Send + 'static,
 ) -> HandlerReply {
     let bytes = call.request.memory() + idempotency.as_ref().map_or(0, |idempotency| idempotency.request.len());
     let cause = Cause::of(call.connection.number);
-    let options = WriteOptions::default().cause(cause).owner(owner(call)).bytes(bytes);
+    let options = WriteOptions::default().cause(cause).owner(write_owner(call)).bytes(bytes);
     let pending = match idempotency {
         None => call.server.store.write_with(options, work),
         Some(idempotency) => {
-            let owner = key_owner(call);
-            call.server.store.write_with(options, move |draft| idempotency.run(&owner, &shown, work, draft))
+            let owner = idempotency_owner(call);
+            call.server.store.write_with(options, move |draft| idempotency.run(&owner, &reply_records, work, draft))
         }
     };
     let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
@@ -168,7 +175,7 @@ pub(super) fn write(
 
 /// Returns the owner to which the store charges a write: the user, or without a login the client's address. For an in-process client
 /// without a login it is the embedding program.
-pub(super) fn owner(call: &Call<'_>) -> u64 {
+pub(super) fn write_owner(call: &Call<'_>) -> u64 {
     match call.caller.user_id() {
         None if call.connection.is_local() => WriteOptions::default().owner,
         None => call.server.hash_owner(RateKey::Address(network(call.connection.address))),
@@ -178,7 +185,7 @@ pub(super) fn owner(call: &Call<'_>) -> u64 {
 
 /// Returns the owner of idempotency keys: the user, or without a login the client's address, so that clients do not receive replies
 /// to each other's writes. For an in-process client without a login it is the embedding program.
-fn key_owner(call: &Call<'_>) -> String {
+fn idempotency_owner(call: &Call<'_>) -> String {
     /// Prefix of owners other than users.
     const NO_USER: char = '\0';
     match call.caller.user_id() {
@@ -212,12 +219,12 @@ impl Idempotency {
     fn run(
         self,
         owner: &str,
-        shown: &[ReplyRecords],
+        reply_records: &[ReplyRecords],
         work: impl FnOnce(&mut Draft) -> Result<Data, StoreError>,
         draft: &mut Draft,
     ) -> Result<Data, StoreError> {
         let reply = draft.once(owner, &self.key, &self.request, |draft| work(draft).map(|data| data.to_json()))?;
-        shown.iter().try_for_each(|shown| shown.check(&reply))?;
+        reply_records.iter().try_for_each(|records| records.check(&reply))?;
         Ok(reply.into())
     }
 }

@@ -16,7 +16,7 @@ use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, check_condit
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
-use crate::push::subscription::{Opening, QuerySource, Reopening, Subscription};
+use crate::push::subscription::{NewSubscription, QuerySource, Reopening, Subscription};
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::state::ServerState;
@@ -106,9 +106,9 @@ impl From<&QuerySource> for SubscribeQuery {
 
 impl Subscribe {
     fn parse(params: &Params<'_>) -> Result<Self, RequestError> {
-        let query = match params.given("config") {
+        let query = match params.non_null("config") {
             None => SubscribeQuery::Named { name: params.text("query")?.into_owned(), params: query_params(params)? },
-            Some(_) if params.given("query").is_some() => {
+            Some(_) if params.non_null("query").is_some() => {
                 let message = "\"query\" and \"config\" cannot be combined; give the name of a query or its definition";
                 return Err(RequestError::invalid(message));
             }
@@ -128,7 +128,7 @@ impl Subscribe {
             }
         };
         let since = params.any_text("since")?.map(Cow::into_owned);
-        let is_extended = params.flag("pos")? || since.is_some() || params.given("mode").is_some();
+        let is_extended = params.flag("pos")? || since.is_some() || params.non_null("mode").is_some();
         Ok(Self { query, mode, since, is_extended })
     }
 }
@@ -180,8 +180,8 @@ async fn open(
         && server.programmatic.contains(name)
     {
         let source = QuerySource::Programmatic { name: name.as_str().into(), params: Box::new(params.clone()) };
-        let opening = Opening { number, source, mode, is_extended, row_filter: None, permit };
-        return open_programmatic(connection, opening, since.is_some(), caller).await;
+        let new_subscription = NewSubscription { number, source, mode, is_extended, row_filter: None, permit };
+        return open_programmatic(connection, new_subscription, since.is_some(), caller).await;
     }
     let span = tracing::debug_span!(target: "tidewire::request", "live_evaluation");
     // An invalid position is treated like one that the history no longer covers.
@@ -191,8 +191,8 @@ async fn open(
     let (mut events, row_filter) = evaluated.instrument(span).await?;
     let first = FirstResult {
         number,
-        key: is_extended.then(|| key_of(server, &query)).flatten(),
-        is_aggregate: query_of(server, &query).is_ok_and(|query| query.aggregate.is_some()),
+        key: is_extended.then(|| key_field(server, &query)).flatten(),
+        is_aggregate: resolve_query(server, &query).is_ok_and(|query| query.aggregate.is_some()),
         position: is_extended.then(|| events.mark().to_string()),
         resumed: since.is_some().then(|| matches!(events.first(), First::Resumed(_))),
     };
@@ -205,9 +205,9 @@ async fn open(
         }
         SubscribeQuery::Inline(query) => QuerySource::Inline(query),
     };
-    let opening = Opening { number, source, mode, is_extended, row_filter, permit };
-    let subscription = Subscription::live(opening, connection, events);
-    connection.add(&subscription)?;
+    let new_subscription = NewSubscription { number, source, mode, is_extended, row_filter, permit };
+    let subscription = Subscription::live(new_subscription, connection, events);
+    connection.add_subscription(&subscription)?;
     // Changes since the first result are polled after the reply.
     connection.sink.wake(number);
     Ok(data)
@@ -225,7 +225,7 @@ async fn evaluate(
     loop {
         let events = match query {
             SubscribeQuery::Inline(query) => {
-                server.live.subscribe(restricted((**query).clone(), row_filter.as_ref()), options).await?
+                server.live.subscribe(restrict((**query).clone(), row_filter.as_ref()), options).await?
             }
             SubscribeQuery::Named { name, params } => {
                 server.live.subscribe_named(name, params.clone(), row_filter.clone(), options).await?
@@ -243,15 +243,15 @@ async fn evaluate(
 /// Subscribes to a programmatic query. It has no history, so a resumed subscription starts with a snapshot.
 async fn open_programmatic(
     connection: &Arc<Connection>,
-    opening: Opening,
+    new_subscription: NewSubscription,
     is_resumed: bool,
     caller: &Caller,
 ) -> ReplyResult {
     let server = &connection.server;
-    if opening.mode == Mode::Delta {
+    if new_subscription.mode == Mode::Delta {
         return Err(RequestError::invalid("a programmatic query does not support deltas; subscribe without \"mode\""));
     }
-    let QuerySource::Programmatic { name, params } = &opening.source else {
+    let QuerySource::Programmatic { name, params } = &new_subscription.source else {
         return Err(RequestError::new(Code::QueryNotDefined, "the query is not defined"));
     };
     // The code of the embedding program may block.
@@ -259,16 +259,16 @@ async fn open_programmatic(
     let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &query_caller)).await;
     let computed = computed.map_err(|error| RequestError::internal(&error))??;
     let first = FirstResult {
-        number: opening.number,
+        number: new_subscription.number,
         key: None,
         is_aggregate: true,
-        position: opening.is_extended.then(|| computed.position()),
+        position: new_subscription.is_extended.then(|| computed.position()),
         resumed: is_resumed.then_some(false),
     };
     let snapshot = First::Snapshot(QueryResult::Json(computed.json.clone()));
     let data = first.data(snapshot, server.options.max_result_bytes)?;
-    let subscription = Subscription::programmatic(opening, connection, computed.json);
-    connection.add(&subscription)?;
+    let subscription = Subscription::programmatic(new_subscription, connection, computed.json);
+    connection.add_subscription(&subscription)?;
     server.programmatic.subscribe(&subscription, caller.clone());
     // Computed once more, so that a commit since the first result is not missed. Not awaited: if the request timed out here, the
     // client would not know the id of its subscription.
@@ -292,20 +292,20 @@ pub(super) fn reopen(
 }
 
 /// Returns the key field of the records of a query.
-fn key_of(server: &ServerState, query: &SubscribeQuery) -> Option<String> {
-    let query = query_of(server, query).ok()?;
+fn key_field(server: &ServerState, query: &SubscribeQuery) -> Option<String> {
+    let query = resolve_query(server, query).ok()?;
     let snapshot = server.store.snapshot();
     snapshot.state.bucket(&query.bucket).ok().map(|bucket| bucket.definition().key.clone())
 }
 
-fn query_of(server: &ServerState, query: &SubscribeQuery) -> Result<Query, StoreError> {
+fn resolve_query(server: &ServerState, query: &SubscribeQuery) -> Result<Query, StoreError> {
     match query {
         SubscribeQuery::Inline(query) => Ok((**query).clone()),
         SubscribeQuery::Named { name, params } => server.store.snapshot().state.query(name, params),
     }
 }
 
-fn restricted(query: Query, row_filter: Option<&Filter>) -> Query {
+fn restrict(query: Query, row_filter: Option<&Filter>) -> Query {
     match row_filter {
         Some(filter) => query.restrict(filter),
         None => query,
@@ -337,7 +337,7 @@ impl FirstResult {
         if result.len() > max {
             return Err(RequestError::too_large(max));
         }
-        Ok(Data::written(result.len() + 160, |out| {
+        Ok(Data::encode_with(result.len() + 160, |out| {
             out.extend_from_slice(format!("{{\"subscriptionId\":\"sub-{}\"", self.number).as_bytes());
             if let Some(key) = &self.key {
                 out.extend_from_slice(b",\"key\":");

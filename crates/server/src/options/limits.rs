@@ -40,8 +40,8 @@ impl Heartbeat {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Backpressure {
-    /// The limit of the push buffer in bytes. A client that reads nothing for three seconds while pushes do not fit is disconnected
-    /// as a slow consumer. Default: 1 MiB, which bounds the memory of a connection.
+    /// The limit of the push buffer in bytes. If pushes do not fit and the client reads nothing for three seconds, it is disconnected as a
+    /// slow consumer. Default: 1 MiB, which bounds the memory of a connection.
     pub max_buffered_bytes: usize,
     /// The fraction of `max_buffered_bytes` above which requests are rejected. Default: 0.8, so that pushes caused by requests in
     /// flight still fit.

@@ -36,9 +36,9 @@ pub struct ServerOptions {
     pub path: String,
     /// The origins from which browser pages may connect. Clients other than browsers send no origin and are not restricted.
     ///
-    /// Default: none. Then pages of any origin may connect if clients must log in, because browsers do not attach tokens as they do
-    /// cookies. If no login is required, only pages from this machine or from the server's own host may connect, so that other
-    /// websites cannot use the server.
+    /// Default: none. Then pages of any origin may connect if clients must log in, because browsers send cookies automatically but not
+    /// tokens. If no login is required, only pages from this machine or from the server's own host may connect, so that other websites
+    /// cannot use the server.
     pub allowed_origins: Option<Vec<String>>,
     /// The host names under which browser pages may reach the server if no login is required and `allowed_origins` is not set. IP
     /// addresses and `localhost` are always allowed. Default: none, which prevents DNS rebinding.
@@ -49,8 +49,8 @@ pub struct ServerOptions {
     /// Whether the trusted proxies start every connection with a PROXY protocol version 2 header. Default: false, because HTTP proxies
     /// send forwarding headers instead.
     pub proxy_protocol: bool,
-    /// The address of the admin listener, which serves `/metrics` and the details of `/health` without TLS. They are then not served on
-    /// the client port. Port 0 picks a free port. Default: none, everything on one port.
+    /// The address of the admin listener, which serves `/metrics` and the details of `/health` without TLS. If it is set, the client port
+    /// does not serve them. Port 0 picks a free port. Default: none, everything on one port.
     pub admin_listen: Option<SocketAddr>,
     /// The maximum size of a message in bytes. Default: 1 MiB, the default limit of a record.
     pub max_payload_bytes: usize,
@@ -64,12 +64,12 @@ pub struct ServerOptions {
     /// The maximum number of conditions in the filter of a request or of a named query. The values of `$in` are not counted. Default:
     /// 256.
     pub max_filter_conditions: usize,
-    /// The timeout of a TLS handshake, and before the WebSocket handshake that of reading a request head and of each write. Default:
-    /// 10 s, enough for slow networks.
+    /// The timeout of a TLS handshake. Before the WebSocket handshake, it is also the timeout for reading a request head and for each
+    /// write. Default: 10 s, enough for slow networks.
     pub handshake_timeout: Duration,
     /// The timeout of a request. Default: 30 s, after which most clients have given up.
     pub request_timeout: Duration,
-    /// The duration from which a request is logged and counted as slow. Default: 1 s, far above the normal latency.
+    /// A request that takes at least this long is logged and counted as slow. Default: 1 s, far above the normal latency.
     pub slow_request: Duration,
     /// The detection of dead clients by pings.
     pub heartbeat: Heartbeat,

@@ -99,7 +99,7 @@ impl RequestError {
     }
 
     /// Creates a [`Code::ValidationError`].
-    #[expect(clippy::needless_pass_by_value, reason = "errors and texts are handed over")]
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass errors and strings by value")]
     pub(crate) fn invalid(message: impl ToString) -> Self {
         Self::new(Code::ValidationError, message.to_string())
     }

@@ -11,7 +11,7 @@ use crate::RequestError;
 
 /// The `data` of a result.
 ///
-/// A write returns it unencoded from the writer thread. The thread that sends the reply encodes it.
+/// The writer thread returns the data of a write unencoded, and the thread that sends the reply encodes it.
 #[derive(Debug)]
 pub(crate) enum Data {
     /// A record. It is already JSON text.
@@ -23,7 +23,7 @@ pub(crate) enum Data {
     Json(Json),
     /// JSON text, preceded by [`HEAD_CAPACITY`] spare bytes into which the head of the message is written. If the text is empty, the
     /// result has no `data`.
-    Written(Vec<u8>),
+    Encoded(Vec<u8>),
 }
 
 /// Space for the longest head, `{"id":…,"type":"result","data":`.
@@ -31,17 +31,17 @@ const HEAD_CAPACITY: usize = 64;
 
 impl Data {
     /// Creates data from the JSON text that `write` appends.
-    pub(crate) fn written(capacity: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
+    pub(crate) fn encode_with(capacity: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut text = Vec::with_capacity(HEAD_CAPACITY + capacity + 1);
         text.resize(HEAD_CAPACITY, b' ');
         write(&mut text);
-        Self::Written(text)
+        Self::Encoded(text)
     }
 
     /// Returns the memory of the text; 0 if it is not encoded yet.
-    pub(crate) fn written_bytes(&self) -> usize {
+    pub(crate) fn encoded_bytes(&self) -> usize {
         match self {
-            Self::Written(text) => text.capacity(),
+            Self::Encoded(text) => text.capacity(),
             _ => 0,
         }
     }
@@ -54,7 +54,7 @@ impl Data {
         max: usize,
     ) -> Result<Self, RequestError> {
         let mut is_within = true;
-        let data = Self::written(1024, |out| {
+        let data = Self::encode_with(1024, |out| {
             let end = out.len().saturating_add(max);
             out.extend_from_slice(before.as_bytes());
             for (index, value) in values.enumerate() {
@@ -69,34 +69,34 @@ impl Data {
             }
             out.extend_from_slice(after.as_bytes());
         });
-        if is_within { data.within(max) } else { Err(RequestError::too_large(max)) }
+        if is_within { data.encode_within(max) } else { Err(RequestError::too_large(max)) }
     }
 
     /// Creates data from JSON text.
     pub(crate) fn text(text: &str) -> Self {
-        Self::written(text.len(), |out| out.extend_from_slice(text.as_bytes()))
+        Self::encode_with(text.len(), |out| out.extend_from_slice(text.as_bytes()))
     }
 
     /// Encodes the data, unless it is a row.
-    fn encoded(self) -> Self {
+    fn encode(self) -> Self {
         match self {
-            Self::Json(value) => Self::written(128, |out| append_json(out, &value)),
+            Self::Json(value) => Self::encode_with(128, |out| append_json(out, &value)),
             Self::Records(rows) => {
                 let size = rows.iter().map(|row| row.text_bytes().len() + 1).sum::<usize>();
-                Self::written(size + 16, |out| {
+                Self::encode_with(size + 16, |out| {
                     out.extend_from_slice(b"{\"records\":");
                     append_rows(out, rows.iter());
                     out.push(b'}');
                 })
             }
-            Self::Results(results) => Self::written(256, |out| append_results(out, &results)),
+            Self::Results(results) => Self::encode_with(256, |out| append_results(out, &results)),
             encoded => encoded,
         }
     }
 
     /// Encodes the data. Returns an error if it is larger than `max` bytes.
-    pub(crate) fn within(self, max: usize) -> Result<Self, RequestError> {
-        let data = self.encoded();
+    pub(crate) fn encode_within(self, max: usize) -> Result<Self, RequestError> {
+        let data = self.encode();
         if data.encoded_text().len() > max { Err(RequestError::too_large(max)) } else { Ok(data) }
     }
 
@@ -104,14 +104,14 @@ impl Data {
     fn encoded_text(&self) -> &[u8] {
         match self {
             Self::Row(row) => row.text_bytes(),
-            Self::Written(text) => text.get(HEAD_CAPACITY..).unwrap_or_default(),
+            Self::Encoded(text) => text.get(HEAD_CAPACITY..).unwrap_or_default(),
             Self::Json(_) | Self::Records(_) | Self::Results(_) => &[],
         }
     }
 
     /// Returns the JSON text; `None` if the result has no data.
     pub(crate) fn into_text(self) -> Option<Vec<u8>> {
-        let text = self.encoded().encoded_text().to_vec();
+        let text = self.encode().encoded_text().to_vec();
         (!text.is_empty()).then_some(text)
     }
 
@@ -129,14 +129,14 @@ impl Data {
                 json!({"results": results.iter().enumerate().map(result).collect::<Vec<_>>()})
             }
             Self::Json(value) => value.clone(),
-            Self::Written(_) => serde_json::from_slice(self.encoded_text()).unwrap_or_default(),
+            Self::Encoded(_) => serde_json::from_slice(self.encoded_text()).unwrap_or_default(),
         }
     }
 
     /// Encodes the result message.
     pub(crate) fn into_message(self, id: Id) -> Message {
-        let mut text = match self.encoded() {
-            Self::Written(text) => text,
+        let mut text = match self.encode() {
+            Self::Encoded(text) => text,
             Self::Row(row) => {
                 let parts = ["{\"id\":", id.as_str(), ",\"type\":\"result\",\"data\":", row.text(), "}"];
                 return Message::text(parts.concat());
@@ -248,7 +248,7 @@ mod tests {
         for id_text in ["0", "12", &longest[..30]] {
             let with_data = Data::text("[1]").into_message(id(id_text));
             assert_eq!(text(&with_data), format!(r#"{{"id":{id_text},"type":"result","data":[1]}}"#));
-            let without = Data::written(0, |_| ()).into_message(id(id_text));
+            let without = Data::encode_with(0, |_| ()).into_message(id(id_text));
             assert_eq!(text(&without), format!(r#"{{"id":{id_text},"type":"result"}}"#));
         }
         let row = Row::new(json!({"a": 1}).as_object().unwrap()).unwrap();
@@ -264,9 +264,9 @@ mod tests {
 
     #[test]
     fn data_above_the_limit_is_rejected() {
-        assert!(Data::text("[12]").within(4).is_ok());
-        assert_eq!(Data::text("[123]").within(4).unwrap_err().code, Code::TooLarge);
-        assert_eq!(Data::from(json!("12345")).within(6).unwrap_err().code, Code::TooLarge);
+        assert!(Data::text("[12]").encode_within(4).is_ok());
+        assert_eq!(Data::text("[123]").encode_within(4).unwrap_err().code, Code::TooLarge);
+        assert_eq!(Data::from(json!("12345")).encode_within(6).unwrap_err().code, Code::TooLarge);
     }
 
     #[test]

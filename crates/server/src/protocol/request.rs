@@ -67,11 +67,11 @@ impl<'a> ClientMessage<'a> {
         let params = Params(reader.deserialize_any(MembersVisitor).map_err(parse_error)?);
         reader.end().map_err(parse_error)?;
         let invalid = |message| RequestError::new(Code::InvalidRequest, message);
-        let Some(name) = params.raw("type").and_then(string).filter(|name| !name.is_empty()) else {
+        let Some(name) = params.raw("type").and_then(parse_string).filter(|name| !name.is_empty()) else {
             return Err(invalid("\"type\" must be a non-empty string, such as \"store.get\""));
         };
         if name == "pong" {
-            let timestamp = params.raw("timestamp").and_then(finite);
+            let timestamp = params.raw("timestamp").and_then(parse_number);
             let timestamp =
                 timestamp.ok_or_else(|| invalid("\"timestamp\" of a pong must be the number from the ping"))?;
             return Ok(Self::Pong { timestamp });
@@ -93,7 +93,7 @@ pub(crate) struct Id {
 impl Id {
     /// The id in the reply to a message without a valid id.
     pub(crate) const NONE: Self = Self::digit(b'0');
-    /// Sufficient for the exact digits of every double.
+    /// Sufficient for the shortest decimal form of every double.
     const MAX_LEN: usize = 30;
 
     const fn digit(digit: u8) -> Self {
@@ -108,9 +108,9 @@ impl Id {
         let rounded;
         let mut digits = raw;
         if !is_short_integer {
-            let number = finite(raw)?;
+            let number = parse_number(raw)?;
             if digits.len() > Self::MAX_LEN {
-                // Shortened to the same double.
+                // Shortened to digits of the same double.
                 rounded = serde_json::Number::from_f64(number)?.to_string();
                 digits = &rounded;
             }
@@ -155,29 +155,31 @@ impl<'a> Params<'a> {
     }
 
     /// Returns the JSON text of a parameter, unless it is null.
-    pub(crate) fn given(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn non_null(&self, name: &str) -> Option<&'a str> {
         self.raw(name).filter(|text| *text != "null")
     }
 
     /// Returns a required, non-empty string.
     pub(crate) fn text(&self, name: &str) -> Result<Cow<'a, str>, RequestError> {
-        let text = self.raw(name).and_then(string).filter(|text| !text.is_empty());
+        let text = self.raw(name).and_then(parse_string).filter(|text| !text.is_empty());
         text.ok_or_else(|| self.invalid_param(name, "a non-empty string"))
     }
 
     /// Returns an optional, non-empty string.
     pub(crate) fn optional_text(&self, name: &str) -> Result<Option<Cow<'a, str>>, RequestError> {
-        self.given(name).map(|_| self.text(name)).transpose()
+        self.non_null(name).map(|_| self.text(name)).transpose()
     }
 
     /// Returns an optional string, which may be empty.
     pub(crate) fn any_text(&self, name: &str) -> Result<Option<Cow<'a, str>>, RequestError> {
-        self.given(name).map(|text| string(text).ok_or_else(|| self.invalid_param(name, "a string"))).transpose()
+        self.non_null(name)
+            .map(|text| parse_string(text).ok_or_else(|| self.invalid_param(name, "a string")))
+            .transpose()
     }
 
     /// Returns a required value other than null.
     pub(crate) fn value(&self, name: &str) -> Result<Json, RequestError> {
-        match self.given(name) {
+        match self.non_null(name) {
             Some(text) => parse(name, text),
             None => Err(self.invalid_param(name, "a value other than null")),
         }
@@ -202,7 +204,7 @@ impl<'a> Params<'a> {
     /// Returns a required integer of at least 1.
     pub(crate) fn count(&self, name: &str) -> Result<usize, RequestError> {
         let expected = "an integer of at least 1";
-        let number = self.raw(name).and_then(finite).ok_or_else(|| self.invalid_param(name, expected))?;
+        let number = self.raw(name).and_then(parse_number).ok_or_else(|| self.invalid_param(name, expected))?;
         if number < 1.0 || number.fract() != 0.0 {
             return Err(self.invalid_param(name, expected));
         }
@@ -215,12 +217,12 @@ impl<'a> Params<'a> {
     pub(crate) fn version(&self, name: &str) -> Result<Option<u64>, RequestError> {
         let version =
             |text: &str| text.parse().map_err(|_| self.invalid_param(name, "the version of a record (an integer)"));
-        self.given(name).map(version).transpose()
+        self.non_null(name).map(version).transpose()
     }
 
     /// Returns an optional boolean; the default is false.
     pub(crate) fn flag(&self, name: &str) -> Result<bool, RequestError> {
-        match self.given(name) {
+        match self.non_null(name) {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
             Some(_) => Err(self.invalid_param(name, "true or false")),
@@ -229,7 +231,7 @@ impl<'a> Params<'a> {
 
     /// Returns the W3C trace context of the request, if it is well-formed.
     pub(crate) fn traceparent(&self) -> Option<Cow<'a, str>> {
-        self.raw("traceparent").and_then(string).filter(|text| is_traceparent(text))
+        self.raw("traceparent").and_then(parse_string).filter(|text| is_traceparent(text))
     }
 
     /// Returns the compact JSON text of a parameter, to compare two requests.
@@ -243,7 +245,7 @@ impl<'a> Params<'a> {
         RequestError::invalid(match self.raw(name) {
             None => format!("\"{name}\" is missing; expected {expected}"),
             Some(text) => {
-                let found = if is_short_number(text) { text } else { kind(text) };
+                let found = if is_short_number(text) { text } else { type_name(text) };
                 format!("\"{name}\" must be {expected}, got {found}")
             }
         })
@@ -298,13 +300,13 @@ impl<'de> Visitor<'de> for MemberName {
 }
 
 /// Returns the value of a JSON string; `None` if it has an unpaired surrogate.
-fn string(text: &str) -> Option<Cow<'_, str>> {
+fn parse_string(text: &str) -> Option<Cow<'_, str>> {
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
     if inner.contains('\\') { serde_json::from_str(text).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
 }
 
 /// Returns the value of a JSON number.
-fn finite(text: &str) -> Option<f64> {
+fn parse_number(text: &str) -> Option<f64> {
     let is_number = text.starts_with(|first: char| first == '-' || first.is_ascii_digit());
     text.parse().ok().filter(|number: &f64| is_number && number.is_finite())
 }
@@ -338,14 +340,14 @@ fn is_traceparent(text: &str) -> bool {
 
 /// Returns whether errors should quote the number itself.
 fn is_short_number(text: &str) -> bool {
-    kind(text) == "a number" && text.len() <= 24
+    type_name(text) == "a number" && text.len() <= 24
 }
 
 /// Returns the type of a JSON value, for errors.
-fn kind(text: &str) -> &'static str {
+fn type_name(text: &str) -> &'static str {
     match text.as_bytes() {
         b"\"\"" => "an empty string",
-        [b'"', ..] if string(text).is_none() => "a string with an unpaired surrogate",
+        [b'"', ..] if parse_string(text).is_none() => "a string with an unpaired surrogate",
         [b'"', ..] => "a string",
         [b'{', ..] => "an object",
         [b'[', ..] => "an array",

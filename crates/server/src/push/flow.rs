@@ -1,9 +1,9 @@
 //! Flow control of one connection: which pushes enter its buffer, which are dropped, and when a slow consumer is disconnected.
 //!
-//! A push is accepted if it fits in the buffer. Otherwise it is dropped, and its subscription is *behind*: it is paused until the
-//! client has read, and then refreshed with a snapshot of the newest result. Subscriptions that are behind are refreshed one at a
-//! time, in the order in which they fell behind, and all other pushes are dropped in the meantime. So the buffer drains, and even
-//! the largest snapshot eventually fits.
+//! A push is accepted if it fits in the buffer. Otherwise it is dropped, which the metrics count as *held back*, and its subscription is
+//! *behind*: it is paused until the client has read, and then refreshed with a snapshot of the newest result. Subscriptions that are behind
+//! are refreshed one at a time, in the order in which they fell behind, and all other pushes are dropped in the meantime. So the buffer
+//! drains, and even the largest snapshot eventually fits.
 //!
 //! This is a state machine without a clock, lock or socket. The owner of the connection reports events and carries out the
 //! decisions.
@@ -32,7 +32,7 @@ struct Behind {
     stall: Stall,
 }
 
-/// The time since which the client has read nothing.
+/// The start of the period in which the client has read nothing.
 #[derive(Debug, Clone, Copy)]
 struct Stall {
     since: Instant,
@@ -70,8 +70,8 @@ pub(crate) enum ConsumerHealth {
 }
 
 impl Flow {
-    /// Decides about a push of `size` bytes. `others` are the queued bytes without the unsent result that the push would replace. After
-    /// [`PushDecision::Drop`] the owner must [pause](Self::pause) the subscription.
+    /// Decides whether a push of `size` bytes enters the buffer. `others` is the number of queued bytes, without the unsent result that the
+    /// push would replace. After [`PushDecision::Drop`] the owner must [pause](Self::pause) the subscription.
     pub(crate) fn offer(&mut self, subscription: u64, size: usize, others: usize, limit: usize) -> PushDecision {
         let fits = others == 0 || others.saturating_add(size) <= limit;
         let Some(behind) = self.0.as_deref_mut().filter(|behind| !behind.subscriptions.is_empty()) else {
@@ -102,7 +102,7 @@ impl Flow {
         }
     }
 
-    /// Returns whether no subscription is behind, so that the client need not be checked.
+    /// Returns whether no subscription is behind.
     pub(crate) fn is_caught_up(&self) -> bool {
         self.0.is_none()
     }
@@ -164,7 +164,7 @@ mod tests {
         /// The client reads this number of bytes.
         Read(usize),
         /// Live queries deliver the requested refresh.
-        Answer,
+        DeliverRefresh,
         /// The client unsubscribes and subscribes to the same query again.
         Resubscribe(u64),
         /// Time passes.
@@ -176,7 +176,7 @@ mod tests {
         prop_oneof![
             4 => (query.clone(), prop_oneof![1_usize..40, 60_usize..250]).prop_map(|(query, size)| Step::Commit { query, size }),
             3 => (1_usize..200).prop_map(Step::Read),
-            3 => Just(Step::Answer),
+            3 => Just(Step::DeliverRefresh),
             1 => query.prop_map(Step::Resubscribe),
             1 => (1_u64..2000).prop_map(Step::Wait),
         ]
@@ -190,7 +190,7 @@ mod tests {
         /// The version that a subscriber of deltas has after the last push in the buffer.
         pushed: u64,
         is_paused: bool,
-        is_asked: bool,
+        is_refresh_requested: bool,
     }
 
     /// A push in the buffer. A snapshot replaces the unsent one of its subscription, a delta does not.
@@ -247,7 +247,7 @@ mod tests {
                 .position(|queued| queued.query == query && queued.base.is_none() && queued.left == queued.size)
         }
 
-        fn push(&mut self, number: u64, is_whole: bool) {
+        fn push(&mut self, number: u64, is_snapshot: bool) {
             let query = self.queries[&number];
             // A snapshot for a delta subscriber does not replace an earlier one, because deltas may be queued in between.
             let replaced = self.replaceable(number).filter(|_| number.is_multiple_of(2));
@@ -262,7 +262,7 @@ mod tests {
                     known.is_paused = true;
                 }
                 PushDecision::Push => {
-                    let base = (!is_whole).then_some(known.pushed);
+                    let base = (!is_snapshot).then_some(known.pushed);
                     known.pushed = known.version;
                     let (version, size) = (query.version, query.size);
                     let queued = Queued { query: number, version, size, left: size, base };
@@ -280,8 +280,8 @@ mod tests {
         fn refresh(&mut self) {
             if let Some(number) = self.flow.next_refresh(self.state()) {
                 let query = self.queries.get_mut(&number).unwrap();
-                assert!(query.is_paused && !query.is_asked);
-                query.is_asked = true;
+                assert!(query.is_paused && !query.is_refresh_requested);
+                query.is_refresh_requested = true;
             }
         }
 
@@ -318,11 +318,12 @@ mod tests {
                     }
                 }
                 Step::Read(bytes) => self.read(*bytes),
-                Step::Answer => {
-                    let asked = self.queries.iter().find(|(_, query)| query.is_asked).map(|(number, _)| *number);
-                    if let Some(number) = asked {
+                Step::DeliverRefresh => {
+                    let requested =
+                        self.queries.iter().find(|(_, query)| query.is_refresh_requested).map(|(number, _)| *number);
+                    if let Some(number) = requested {
                         let query = self.queries.get_mut(&number).unwrap();
-                        (query.is_asked, query.is_paused) = (false, false);
+                        (query.is_refresh_requested, query.is_paused) = (false, false);
                         self.push(number, true);
                     }
                 }
@@ -330,7 +331,7 @@ mod tests {
                     self.flow.remove(*number);
                     self.buffer.retain(|queued| queued.query != *number || queued.left < queued.size);
                     let query = self.queries.get_mut(number).unwrap();
-                    (query.is_paused, query.is_asked) = (false, false);
+                    (query.is_paused, query.is_refresh_requested) = (false, false);
                     // The reply has the newest result.
                     query.pushed = query.version;
                     self.buffer.retain(|queued| queued.query != *number);
@@ -362,7 +363,7 @@ mod tests {
             // A client that reads everything gets the newest result of every query.
             for _ in 0..4 * SUBSCRIPTIONS {
                 model.run(&Step::Read(usize::MAX));
-                model.run(&Step::Answer);
+                model.run(&Step::DeliverRefresh);
             }
             model.run(&Step::Read(usize::MAX));
             for (number, query) in &model.queries {
@@ -381,7 +382,7 @@ mod tests {
             // No two of these results fit in the buffer together.
             for query in 0..SUBSCRIPTIONS {
                 model.run(&Step::Commit { query, size: 80 });
-                model.run(&Step::Answer);
+                model.run(&Step::DeliverRefresh);
             }
             for _ in 0..4 {
                 model.run(&Step::Wait(1000));

@@ -11,12 +11,12 @@ use crate::{Code, RequestError};
 #[derive(Debug)]
 pub(crate) struct SubscriptionPermit {
     server: Arc<ServerState>,
-    of_connection: Arc<AtomicUsize>,
+    connection_count: Arc<AtomicUsize>,
 }
 
 impl SubscriptionPermit {
     pub(crate) fn acquire(connection: &Connection) -> Result<Self, RequestError> {
-        let (server, of_connection) = (&connection.server, &connection.subscription_count);
+        let (server, connection_count) = (&connection.server, &connection.subscription_count);
         let limits = server.options.connection_limits;
         let full = |max, owner| {
             let message = format!("{owner} has reached its limit of {max} subscriptions; unsubscribe from some first");
@@ -25,20 +25,20 @@ impl SubscriptionPermit {
         let acquire = |count: &AtomicUsize, max| {
             count.fetch_update(SeqCst, SeqCst, |count| (count < max).then_some(count + 1)).is_ok()
         };
-        if !acquire(of_connection, limits.max_subscriptions_per_connection) {
+        if !acquire(connection_count, limits.max_subscriptions_per_connection) {
             return Err(full(limits.max_subscriptions_per_connection, "this connection"));
         }
         if !acquire(&server.subscriptions, limits.max_total_subscriptions) {
-            of_connection.fetch_sub(1, SeqCst);
+            connection_count.fetch_sub(1, SeqCst);
             return Err(full(limits.max_total_subscriptions, "the server"));
         }
-        Ok(Self { server: Arc::clone(server), of_connection: Arc::clone(of_connection) })
+        Ok(Self { server: Arc::clone(server), connection_count: Arc::clone(connection_count) })
     }
 }
 
 impl Drop for SubscriptionPermit {
     fn drop(&mut self) {
-        self.of_connection.fetch_sub(1, SeqCst);
+        self.connection_count.fetch_sub(1, SeqCst);
         self.server.subscriptions.fetch_sub(1, SeqCst);
     }
 }

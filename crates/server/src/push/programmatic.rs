@@ -21,8 +21,8 @@ use crate::{Code, RequestError};
 ///
 /// It runs on threads that may block. If it panics, the subscription for which it ran ends with an error.
 pub trait ProgrammaticQuery: Send + Sync + std::fmt::Debug + 'static {
-    /// Returns the buckets that the query reads. It is computed again when a commit changes one of them. Called once, when the server
-    /// starts.
+    /// Returns the buckets that the query reads. The query is computed again when a commit changes one of them. Called once, when the
+    /// server starts.
     fn buckets(&self) -> Vec<String>;
 
     /// Computes the result from a view of the rows that the subscriber may see. It must be deterministic: the same data must yield
@@ -134,7 +134,7 @@ impl ProgrammaticQueries {
         self.shared.compute(name, params, caller)
     }
 
-    /// Registers a subscription, whose query is from now on computed after each relevant commit. The caller must
+    /// Registers a subscription. From now on, its query is computed after each commit that changes one of its buckets. The caller must
     /// [compute](Self::compute_scheduled) it once more, because data may have changed since the first result.
     pub(crate) fn subscribe(&self, subscription: &Arc<Subscription>, caller: Caller) {
         let mut subscribers = self.shared.subscribers();
@@ -158,7 +158,7 @@ impl ProgrammaticQueries {
 
     /// Computes the query of a subscription for which a computation was [scheduled](Self::schedule). May block.
     pub(crate) fn compute_scheduled(&self, number: u64) {
-        self.shared.compute_if(number, |_| true, true);
+        self.shared.compute_if_affected(number, |_| true, true);
     }
 
     /// Changes the caller of a subscription. Returns the generation of its login. The query must be
@@ -231,12 +231,12 @@ impl QueriesShared {
             let affected: HashSet<&str> =
                 self.queries.iter().filter(|(_, query)| is_affected(query)).map(|(name, _)| name.as_str()).collect();
             for number in numbers {
-                self.compute_if(number, |name| affected.contains(name), false);
+                self.compute_if_affected(number, |name| affected.contains(name), false);
             }
         }
     }
 
-    fn compute_if(&self, number: u64, is_affected: impl Fn(&str) -> bool, is_scheduled: bool) {
+    fn compute_if_affected(&self, number: u64, is_affected: impl Fn(&str) -> bool, is_scheduled: bool) {
         let mut subscribers = self.subscribers();
         let Some(subscriber) = subscribers.get(&number) else { return };
         let Some(subscription) = subscriber.subscription.upgrade() else {

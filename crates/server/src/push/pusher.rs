@@ -37,7 +37,7 @@ impl SocketSink {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns an empty vector for reuse, so that the next wake-up does not allocate.
+    /// Stores an empty vector for reuse, so that the next wake-up does not allocate.
     fn recycle(&self, empty: Vec<u64>) {
         let mut ready = self.ready();
         if ready.capacity() == 0 {
@@ -129,7 +129,7 @@ impl Pusher {
         let mut ready = std::mem::take(&mut *self.sink.ready());
         for number in ready.drain(..) {
             match connection.subscription(number) {
-                Some(subscription) => self.deliver_from(connection, &subscription, sent),
+                Some(subscription) => self.deliver_subscription(connection, &subscription, sent),
                 None => self.flow.remove(number),
             }
         }
@@ -141,7 +141,7 @@ impl Pusher {
         self.check(connection, sent, Instant::now())
     }
 
-    fn deliver_from(&mut self, connection: &Connection, subscription: &Arc<Subscription>, sent: u64) {
+    fn deliver_subscription(&mut self, connection: &Connection, subscription: &Arc<Subscription>, sent: u64) {
         let number = subscription.number;
         loop {
             match subscription.poll_push(connection) {
@@ -159,12 +159,12 @@ impl Pusher {
                     }
                     connection.server.counters.held_back.fetch_add(1, Relaxed);
                     self.flow.pause(number, self.buffer(sent), Instant::now());
-                    // Polled once more by the loop, so that it wakes this connection when it is refreshed or ends.
+                    // The loop polls the subscription once more, so that it wakes this connection when it is refreshed or ends.
                     subscription.pause();
                 }
                 Poll::Ready(Err(error)) => {
                     self.flow.remove(number);
-                    connection.forget(number);
+                    connection.remove_subscription(number);
                     // An older result must not follow the end message.
                     self.sink.discard_unsent(number);
                     if subscription.is_extended {

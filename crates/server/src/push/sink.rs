@@ -6,7 +6,7 @@ use tidewire_conn::MemoryHold;
 
 use crate::protocol::disconnect::Disconnect;
 
-/// The transport of a connection, as used by its subscriptions and by the request path.
+/// The transport of a connection, as used by its subscriptions and by requests.
 ///
 /// All methods may be called from any thread and do not block. Pushes are not passed to the sink: its owner pulls them with
 /// [`poll_push`](super::subscription::Subscription::poll_push) after a wake-up.

@@ -68,7 +68,7 @@ pub(crate) struct Subscription {
 
 #[derive(Debug)]
 struct Feed {
-    events: Events,
+    events: EventSource,
     /// Released when the subscription ends, even if it is still referenced.
     permit: Option<SubscriptionPermit>,
     /// The filter of the rows that the subscriber may see; `None` for all rows.
@@ -77,7 +77,7 @@ struct Feed {
 
 /// The source of the events of a subscription.
 #[derive(Debug)]
-enum Events {
+enum EventSource {
     Live(LiveSubscription),
     /// The login of the connection has changed, and the query is being evaluated for the new one.
     Reopening(Reopening),
@@ -118,7 +118,7 @@ struct Programmatic {
 }
 
 /// The parameters of a new subscription.
-pub(crate) struct Opening {
+pub(crate) struct NewSubscription {
     pub(crate) number: u64,
     pub(crate) source: QuerySource,
     pub(crate) mode: Mode,
@@ -128,18 +128,22 @@ pub(crate) struct Opening {
 }
 
 impl Subscription {
-    pub(crate) fn live(opening: Opening, connection: &Connection, events: LiveSubscription) -> Arc<Self> {
-        Self::new(opening, connection, Events::Live(events))
+    pub(crate) fn live(
+        new_subscription: NewSubscription,
+        connection: &Connection,
+        events: LiveSubscription,
+    ) -> Arc<Self> {
+        Self::new(new_subscription, connection, EventSource::Live(events))
     }
 
     /// Creates a subscription to a programmatic query. `last` is its first result.
-    pub(crate) fn programmatic(opening: Opening, connection: &Connection, last: Bytes) -> Arc<Self> {
+    pub(crate) fn programmatic(new_subscription: NewSubscription, connection: &Connection, last: Bytes) -> Arc<Self> {
         let results = Programmatic { login: 0, last, next: None, is_paused: false };
-        Self::new(opening, connection, Events::Programmatic(Box::new(results)))
+        Self::new(new_subscription, connection, EventSource::Programmatic(Box::new(results)))
     }
 
-    fn new(opening: Opening, connection: &Connection, events: Events) -> Arc<Self> {
-        let Opening { number, source, mode, is_extended, row_filter, permit } = opening;
+    fn new(new_subscription: NewSubscription, connection: &Connection, events: EventSource) -> Arc<Self> {
+        let NewSubscription { number, source, mode, is_extended, row_filter, permit } = new_subscription;
         let feed = Feed { events, permit: Some(permit), row_filter: row_filter.map(Box::new) };
         let sink = Arc::clone(&connection.sink);
         Arc::new(Self { number, source, mode, is_extended, sink, feed: Mutex::new(feed) })
@@ -156,7 +160,7 @@ impl Subscription {
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
         let polled = match &mut feed.events {
-            Events::Live(events) => match events.poll_event(&mut context) {
+            EventSource::Live(events) => match events.poll_event(&mut context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(event)) => self.encode(connection, &event),
                 Poll::Ready(Err(SubscriptionEnd::ResultTooLarge)) => {
@@ -164,12 +168,12 @@ impl Subscription {
                 }
                 Poll::Ready(Err(end)) => Err(end.into()),
             },
-            Events::Reopening(Reopening(events)) => match events.as_mut().poll(&mut context) {
+            EventSource::Reopening(Reopening(events)) => match events.as_mut().poll(&mut context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok((mut events, row_filter))) => {
                     let (first, mark) = (events.take_first(), events.mark());
                     feed.row_filter = row_filter.map(Box::new);
-                    feed.events = Events::Live(events);
+                    feed.events = EventSource::Live(events);
                     match first {
                         First::Snapshot(result) => self.encode(connection, &Event::Snapshot { result, mark }),
                         // Unreachable: without a position the first result is a snapshot.
@@ -178,12 +182,12 @@ impl Subscription {
                 }
                 Poll::Ready(Err(error)) => Err(error),
             },
-            Events::Programmatic(results) => match results.next.take() {
+            EventSource::Programmatic(results) => match results.next.take() {
                 None => return Poll::Pending,
                 Some(computed) => self.encode_computed(connection, results, &computed),
             },
-            Events::Ending(error) => Err((**error).clone()),
-            Events::Ended => return Poll::Pending,
+            EventSource::Ending(error) => Err((**error).clone()),
+            EventSource::Ended => return Poll::Pending,
         };
         if polled.is_err() {
             let events = feed.close();
@@ -228,9 +232,9 @@ impl Subscription {
     /// Drops pending events and stops delivery until the subscription is [refreshed](Self::refresh).
     pub(crate) fn pause(&self) {
         match &mut self.feed().events {
-            Events::Live(events) => events.pause(),
-            Events::Programmatic(results) => (results.next, results.is_paused) = (None, true),
-            Events::Reopening(_) | Events::Ending(_) | Events::Ended => {}
+            EventSource::Live(events) => events.pause(),
+            EventSource::Programmatic(results) => (results.next, results.is_paused) = (None, true),
+            EventSource::Reopening(_) | EventSource::Ending(_) | EventSource::Ended => {}
         }
     }
 
@@ -238,22 +242,22 @@ impl Subscription {
     pub(crate) fn refresh(&self, server: &Arc<ServerState>) {
         let mut feed = self.feed();
         match &mut feed.events {
-            Events::Live(events) => events.refresh(),
-            Events::Programmatic(results) => {
+            EventSource::Live(events) => events.refresh(),
+            EventSource::Programmatic(results) => {
                 // The next result is pushed even if it equals the last one, which the client may not have received.
                 (results.last, results.is_paused) = (Bytes::new(), false);
                 drop(feed);
                 server.schedule_computation(self.number);
             }
             // A reopened subscription starts with a snapshot anyway.
-            Events::Reopening(_) | Events::Ending(_) | Events::Ended => {}
+            EventSource::Reopening(_) | EventSource::Ending(_) | EventSource::Ended => {}
         }
     }
 
     /// Accepts a result of a programmatic query for a login generation, unless it equals the last one.
     pub(crate) fn accept_result(self: &Arc<Self>, login: u64, computed: Result<ComputedResult, RequestError>) {
         let mut feed = self.feed();
-        let Events::Programmatic(results) = &mut feed.events else { return };
+        let EventSource::Programmatic(results) = &mut feed.events else { return };
         if results.login != login {
             return;
         }
@@ -274,28 +278,28 @@ impl Subscription {
     /// another caller.
     pub(crate) fn has_row_filter(&self, row_filter: Option<&Filter>) -> bool {
         let feed = self.feed();
-        feed.row_filter.as_deref() == row_filter && !matches!(feed.events, Events::Reopening(_))
+        feed.row_filter.as_deref() == row_filter && !matches!(feed.events, EventSource::Reopening(_))
     }
 
-    /// Replaces the source of events; the first new event is a snapshot. Called by the owner of the sink, so it is not polled
+    /// Replaces the source of events; the first new event is a snapshot. Called by the owner of the sink, so the subscription is not polled
     /// concurrently.
     pub(crate) fn reopen(self: &Arc<Self>, reopening: Reopening, row_filter: Option<Filter>) {
         let mut feed = self.feed();
-        if matches!(feed.events, Events::Ending(_) | Events::Ended) {
+        if matches!(feed.events, EventSource::Ending(_) | EventSource::Ended) {
             return;
         }
         feed.row_filter = row_filter.map(Box::new);
-        let previous = std::mem::replace(&mut feed.events, Events::Reopening(reopening));
+        let previous = std::mem::replace(&mut feed.events, EventSource::Reopening(reopening));
         drop(feed);
         drop(previous);
         self.sink.discard_unsent(self.number);
         self.wake_by_ref();
     }
 
-    /// Sets the login generation of a programmatic query, which must be computed again. Results for others are ignored.
+    /// Sets the login generation of a programmatic query, which must be computed again. Results for other generations are ignored.
     pub(crate) fn change_login(&self, login: u64) {
         let mut feed = self.feed();
-        let Events::Programmatic(results) = &mut feed.events else { return };
+        let EventSource::Programmatic(results) = &mut feed.events else { return };
         (results.login, results.next) = (login, None);
         if self.sink.discard_unsent(self.number) {
             // The client has not received the last result, so the next one is pushed even if it is equal.
@@ -306,11 +310,11 @@ impl Subscription {
     /// Ends the subscription with an error, which the next poll returns.
     pub(crate) fn end(self: &Arc<Self>, error: RequestError) {
         let mut feed = self.feed();
-        if matches!(feed.events, Events::Ending(_) | Events::Ended) {
+        if matches!(feed.events, EventSource::Ending(_) | EventSource::Ended) {
             return;
         }
         let events = feed.close();
-        feed.events = Events::Ending(Box::new(error));
+        feed.events = EventSource::Ending(Box::new(error));
         drop(feed);
         drop(events);
         self.sink.discard_unsent(self.number);
@@ -326,15 +330,15 @@ impl Subscription {
 
     /// Returns whether the subscription has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(self.feed().events, Events::Ending(_) | Events::Ended)
+        matches!(self.feed().events, EventSource::Ending(_) | EventSource::Ended)
     }
 }
 
 impl Feed {
     /// Ends the feed and releases the permit. Returns the events, to be dropped after the lock is released.
-    fn close(&mut self) -> Events {
+    fn close(&mut self) -> EventSource {
         self.permit = None;
-        std::mem::replace(&mut self.events, Events::Ended)
+        std::mem::replace(&mut self.events, EventSource::Ended)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a caller may see of the store, for programmatic queries.
+//! The rows of the store that a caller may see, for programmatic queries.
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::query::Budget;
@@ -9,7 +9,7 @@ use crate::ops::table::OperationId;
 use crate::session::caller::Caller;
 use crate::session::decision::{Decision, Denial};
 
-/// What a caller may see of the store at one moment, for a [`ProgrammaticQuery`](crate::ProgrammaticQuery).
+/// A snapshot of the store, restricted to the rows that a caller may see, for a [`ProgrammaticQuery`](crate::ProgrammaticQuery).
 #[derive(Debug)]
 pub struct View<'a> {
     pub(crate) snapshot: &'a Snapshot,
@@ -38,14 +38,14 @@ impl View<'_> {
         Ok(query.answer(self.snapshot.state.bucket(&query.bucket)?, self.now, &Budget::unlimited())?)
     }
 
-    /// The time, in milliseconds since 1970.
+    /// Returns the time in milliseconds since 1970.
     pub fn now(&self) -> u64 {
         self.now
     }
 
     fn row_filter(&self, bucket: &str) -> Result<Option<Filter>, RequestError> {
         match self.caller.authorize(OperationId::subscribe(), Some(bucket), self.name) {
-            // Code of the embedding program gets the error of the store: for a query these buckets do not exist.
+            // Not an error here: the store returns one, because system buckets do not exist for a query.
             Decision::Denied(Denial::SystemBucket) => Ok(None),
             Decision::Allowed(_, row_filter) => Ok(row_filter),
             Decision::Denied(denial) => Err(denial.error(OperationId::subscribe().name, self.name)),

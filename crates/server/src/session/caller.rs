@@ -3,8 +3,8 @@
 //! The row filter of a caller is added to each of its reads, writes and subscriptions. So a hidden row does not appear in any
 //! result, count or page, without special cases.
 //!
-//! All permission decisions are made by [`Caller::authorize`], when the target of a request is known.
-//! [`check_tier`](Caller::check_tier) and [`may_ever`](Caller::may_ever) deny earlier what `decide` would deny for every target.
+//! [`Caller::authorize`] makes all permission decisions, once the target of a request is known. [`check_tier`](Caller::check_tier) and
+//! [`may_ever`](Caller::may_ever) reject earlier the requests that `authorize` would deny for every target.
 
 use std::sync::Arc;
 
@@ -132,8 +132,8 @@ impl Caller {
         }
     }
 
-    /// Checks, before the target is known, that the caller is logged in if required, and that its tier is sufficient or a rule may
-    /// allow the operation. Unknown operations are denied to clients without a login like any other.
+    /// Checks, before the target is known, that the caller is logged in if required, and that its tier is sufficient or a rule may allow
+    /// the operation. A client that must log in first gets the same error for an unknown operation.
     pub(crate) fn check_tier(&self, operation: Option<OperationId>) -> Result<(), RequestError> {
         let denial = match self.compare_tier(operation.and_then(|operation| operation.tier)) {
             TierCheck::Sufficient => return Ok(()),
@@ -152,8 +152,8 @@ impl Caller {
         has_check || self.login.as_ref().is_some_and(|login| login.grants.rules_may_ever_allow(operation.name))
     }
 
-    /// Returns the filter of the rows of a bucket that the caller may access with an operation; `None` for all rows. `resource` is
-    /// passed to the check of the embedding program.
+    /// Checks whether the caller may use an operation on a bucket, or without one. Returns the filter of the rows that it may access;
+    /// `None` for all rows. `resource` is passed to the check of the embedding program.
     #[inline]
     pub(crate) fn permit(
         &self,

@@ -28,7 +28,7 @@ pub(crate) struct Connection {
     pub(crate) sink: Arc<dyn PushSink>,
     /// The number of its subscriptions. Shared with their permits.
     pub(crate) subscription_count: Arc<AtomicUsize>,
-    /// When the session expires on which the subscriptions depend, in milliseconds since 1970.
+    /// The expiry of the session on which the subscriptions depend, in milliseconds since 1970.
     session_expires_at: AtomicU64,
     state: Mutex<ConnectionState>,
 }
@@ -100,7 +100,7 @@ impl Connection {
         }
     }
 
-    /// Sets the session on whose expiry the subscriptions depend.
+    /// Sets the session on which the subscriptions depend. They end when it expires.
     fn set_session_expiry(&self, login: Option<&Login>) {
         // If no login is required, subscriptions outlive the session.
         let expires_at = login.filter(|_| self.server.requires_auth()).and_then(|login| login.session.expires_at);
@@ -123,7 +123,7 @@ impl Connection {
     }
 
     /// Adds a subscription, unless the connection is closed.
-    pub(crate) fn add(&self, subscription: &Arc<Subscription>) -> Result<(), RequestError> {
+    pub(crate) fn add_subscription(&self, subscription: &Arc<Subscription>) -> Result<(), RequestError> {
         let mut state = self.state();
         if let Some(reason) = state.closed {
             return Err(closed_error(reason));
@@ -141,13 +141,13 @@ impl Connection {
         let Some(subscription) = subscription else { return false };
         subscription.cancel();
         self.sink.discard_unsent(number);
-        // The pusher may be waiting for its newest result, and an in-process client for its next push.
+        // The pusher may be waiting for the newest result of the subscription, and an in-process client for its next push.
         self.sink.wake(number);
         true
     }
 
     /// Removes a subscription that has ended.
-    pub(crate) fn forget(&self, number: u64) {
+    pub(crate) fn remove_subscription(&self, number: u64) {
         // Dropped after the lock is released.
         let subscription = self.state().remove(number);
         drop(subscription);

@@ -34,7 +34,7 @@ pub struct Explanation {
     pub rules: Vec<(usize, Json)>,
     /// The filter of the rows on which the operation is allowed; `None` for all rows.
     pub row_filter: Option<Json>,
-    /// What decided: `authOff`, `login`, `tier`, `connection`, `systemBucket`, `check`, `rules` or `default`.
+    /// The source of the decision: `authOff`, `login`, `tier`, `connection`, `systemBucket`, `check`, `rules` or `default`.
     pub decided_by: &'static str,
     /// The reason as a sentence.
     pub reason: String,
@@ -196,8 +196,8 @@ impl ReasonFormatter<'_> {
             },
             Grounds::OwnConnection => "it affects only the client's own connection and needs no permission".to_owned(),
             Grounds::Check => "the permission check of the embedding program allows it, on all rows".to_owned(),
-            Grounds::Rules if self.operation.scope.names_bucket() => format!("{} it, {rows}", self.rules_allow()),
-            Grounds::Rules => format!("{} it", self.rules_allow()),
+            Grounds::Rules if self.operation.scope.names_bucket() => format!("{} it, {rows}", self.describe_rules()),
+            Grounds::Rules => format!("{} it", self.describe_rules()),
             Grounds::Default => {
                 let target = self.target();
                 format!("no rule of its roles covers {target}, and the default is to allow")
@@ -229,7 +229,7 @@ impl ReasonFormatter<'_> {
                 format!("no rule of its roles covers {target}, and the default is to deny{}", self.other_buckets_hint())
             }
             Denial::AllRows => {
-                format!("{name} affects all rows, and {} it only on rows that match a filter", self.rules_allow())
+                format!("{name} affects all rows, and {} it only on rows that match a filter", self.describe_rules())
             }
         }
     }
@@ -243,7 +243,7 @@ impl ReasonFormatter<'_> {
         }
     }
 
-    fn rules_allow(&self) -> String {
+    fn describe_rules(&self) -> String {
         let one = |grant: &&Grant| format!("{} (role \"{}\")", grant.index, grant.rule.role());
         let list: Vec<String> = self.rules.iter().map(one).collect();
         match &list[..] {
@@ -252,7 +252,7 @@ impl ReasonFormatter<'_> {
         }
     }
 
-    /// Returns a hint with the buckets for which rules of the session allow the operation.
+    /// Returns a hint that lists the buckets for which rules of the session allow the operation.
     fn other_buckets_hint(&self) -> String {
         let Some(login) = self.caller.login() else { return String::new() };
         match login.grants.buckets(self.operation.name) {

@@ -10,7 +10,7 @@ use crate::Heartbeat as HeartbeatOptions;
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     state: PingState,
-    /// When the next action is due.
+    /// The time of the next action.
     next_action_at: Instant,
 }
 
@@ -41,19 +41,19 @@ pub(crate) struct Output {
     pub(crate) unsent: u64,
 }
 
-/// The action that is due.
+/// An action of the heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeartbeatAction {
     Wait,
     /// Send a ping with this timestamp.
     Ping(u64),
-    /// The client has not answered within the timeout.
+    /// Disconnect the client, because it has not answered within the timeout.
     TimedOut,
 }
 
 impl Heartbeat {
     pub(crate) fn new(options: &HeartbeatOptions, connected: Instant) -> Self {
-        Self { state: PingState::Idle, next_action_at: add(connected, options.interval) }
+        Self { state: PingState::Idle, next_action_at: saturating_add(connected, options.interval) }
     }
 
     /// Handles a pong. A pong that is older than the last ping is ignored.
@@ -67,8 +67,8 @@ impl Heartbeat {
         }
     }
 
-    /// Returns the action that is due at `now`; `timestamp` is that of the next ping. If a ping is queued behind other output, its
-    /// timeout starts when that output has been written, as long as the client reads some of it within each timeout.
+    /// Returns the action to take at `now`. `timestamp` is used if this is a ping. If a ping is queued behind other output, its timeout
+    /// starts when that output has been written, as long as the client reads some of it within each timeout.
     pub(crate) fn next_action(
         &mut self,
         options: &HeartbeatOptions,
@@ -88,25 +88,25 @@ impl Heartbeat {
                 };
                 let still_queued = output.written <= position;
                 *queued = still_queued.then_some(Queued { position, written: output.written });
-                self.next_action_at = add(now, timeout);
+                self.next_action_at = saturating_add(now, timeout);
                 HeartbeatAction::Wait
             }
             PingState::Answered if timeout < interval => {
                 self.state = PingState::Idle;
-                self.next_action_at = add(self.next_action_at, interval.saturating_sub(timeout));
+                self.next_action_at = saturating_add(self.next_action_at, interval.saturating_sub(timeout));
                 HeartbeatAction::Wait
             }
             PingState::Answered | PingState::Idle => {
                 let Output { written, unsent } = output;
                 let queued = (unsent > 0).then_some(Queued { position: written + unsent, written });
                 self.state = PingState::Pinged(timestamp, queued);
-                self.next_action_at = add(now, timeout);
+                self.next_action_at = saturating_add(now, timeout);
                 HeartbeatAction::Ping(timestamp)
             }
         }
     }
 
-    /// Returns the time until the next action is due.
+    /// Returns the time until the next action.
     pub(crate) fn time_until_next_action(&self, now: Instant) -> Duration {
         self.next_action_at.saturating_duration_since(now)
     }
@@ -115,6 +115,6 @@ impl Heartbeat {
 /// The delay used when a longer one would overflow an [`Instant`].
 const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
 
-fn add(instant: Instant, delay: Duration) -> Instant {
+fn saturating_add(instant: Instant, delay: Duration) -> Instant {
     instant.checked_add(delay).unwrap_or(instant + MAX_DELAY)
 }

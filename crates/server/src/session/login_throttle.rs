@@ -66,7 +66,7 @@ impl LoginThrottle {
         Some(Throttled { network, unlogged })
     }
 
-    /// Returns how many addresses were evicted from the rate limiter because there were too many.
+    /// Returns the number of addresses that the rate limiter evicted because its limit was reached.
     pub(crate) fn evicted(&self) -> u64 {
         self.failures.evicted()
     }

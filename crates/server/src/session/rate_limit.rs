@@ -26,7 +26,7 @@ use crate::RateLimit;
 pub(crate) struct RateLimiter {
     max_requests: usize,
     window_ms: u64,
-    /// A key is always in the same shard. Clients cannot choose it, because the hasher is randomly seeded.
+    /// A key is always in the same shard. Clients cannot choose the shard, because the hasher is randomly seeded.
     shards: Box<[Mutex<Shard>]>,
     hasher: RandomState,
     evicted: AtomicU64,
@@ -57,10 +57,10 @@ impl RateLimiter {
     const SHARDS: usize = 16;
 
     pub(crate) fn new(limit: RateLimit) -> Self {
-        Self::with(limit, Self::SHARDS, Self::MAX_KEYS)
+        Self::with_shards(limit, Self::SHARDS, Self::MAX_KEYS)
     }
 
-    fn with(limit: RateLimit, shards: usize, max_keys: usize) -> Self {
+    fn with_shards(limit: RateLimit, shards: usize, max_keys: usize) -> Self {
         let window_ms = u64::try_from(limit.window.as_millis()).unwrap_or(u64::MAX);
         // Half of the keys, since there are two generations.
         let max_young = (max_keys / shards / 2).max(1);
@@ -79,7 +79,7 @@ impl RateLimiter {
     /// further, the clock was set, and all counts are reset.
     pub(crate) fn try_acquire(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = key.canonical();
-        let (mut shard, attempt) = self.attempt(key, now_ms);
+        let (mut shard, attempt) = self.start_attempt(key, now_ms);
         let (taken, evicted) = match key {
             RateKey::User(user) => shard.users.try_acquire(user, attempt),
             RateKey::Address(address) => shard.addresses.try_acquire(&address, attempt),
@@ -93,7 +93,7 @@ impl RateLimiter {
     /// Checks whether a request would be allowed, without counting it.
     pub(crate) fn check(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = key.canonical();
-        let (mut shard, attempt) = self.attempt(key, now_ms);
+        let (mut shard, attempt) = self.start_attempt(key, now_ms);
         match key {
             RateKey::User(user) => shard.users.check(user, attempt),
             RateKey::Address(address) => shard.addresses.check(&address, attempt),
@@ -101,14 +101,14 @@ impl RateLimiter {
     }
 
     /// Locks the shard of a key, and returns it with an attempt at a monotonic time.
-    fn attempt(&self, key: RateKey<'_>, now_ms: u64) -> (MutexGuard<'_, Shard>, Attempt) {
+    fn start_attempt(&self, key: RateKey<'_>, now_ms: u64) -> (MutexGuard<'_, Shard>, Attempt) {
         let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
         let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
         let now = shard.monotonic(now_ms, self.window_ms);
         (shard, Attempt { now, max_requests: self.max_requests, window_ms: self.window_ms })
     }
 
-    /// Returns how many users and addresses were evicted because there were too many.
+    /// Returns the number of users and addresses that were evicted because the limit was reached.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn small_clock_step_back_is_ignored() {
-        let limiter = RateLimiter::with(limit(2, 100), 1, 100);
+        let limiter = RateLimiter::with_shards(limit(2, 100), 1, 100);
         assert_eq!(limiter.try_acquire(ANN, 1000), Ok(()));
         assert_eq!(limiter.try_acquire(ANN, 950), Ok(()));
         assert_eq!(limiter.try_acquire(ANN, 900), Err(100));
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn large_clock_step_back_resets_the_counts() {
-        let limiter = RateLimiter::with(limit(1, 100), 1, 100);
+        let limiter = RateLimiter::with_shards(limit(1, 100), 1, 100);
         assert_eq!(limiter.try_acquire(ANN, 1_000_000), Ok(()));
         assert_eq!(limiter.try_acquire(ANN, 1000), Ok(()));
         assert_eq!(limiter.try_acquire(ANN, 1000), Err(100));
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn idle_keys_are_dropped() {
-        let limiter = RateLimiter::with(limit(5, 100), 1, 1_000_000);
+        let limiter = RateLimiter::with_shards(limit(5, 100), 1, 1_000_000);
         for now in 0..10_000 {
             limiter.try_acquire(RateKey::User(&now.to_string()), now).unwrap();
             assert!(key_count(&limiter) <= 201);
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn longest_idle_keys_are_evicted_and_counted() {
-        let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
+        let limiter = RateLimiter::with_shards(limit(1, 1000), 1, 20);
         let user = |n: u32| n.to_string();
         for n in 0..15 {
             assert_eq!(limiter.try_acquire(RateKey::User(&user(n)), 0), Ok(()));
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn many_addresses_do_not_evict_a_user() {
-        let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
+        let limiter = RateLimiter::with_shards(limit(1, 1000), 1, 20);
         assert_eq!(limiter.try_acquire(ANN, 0), Ok(()));
         for n in 0..1000_u32 {
             assert_eq!(limiter.try_acquire(RateKey::Address(Ipv4Addr::from(n).into()), 0), Ok(()));
@@ -384,7 +384,7 @@ mod tests {
             attempts in prop::collection::vec((0_u8..4, 0_u64..12), 0..200),
         ) {
             // Few shards, so that keys share them. A request of one key must not evict another.
-            let limiter = RateLimiter::with(limit(max_requests, window), shards, 100);
+            let limiter = RateLimiter::with_shards(limit(max_requests, window), shards, 100);
             let mut log: Vec<(u8, u64)> = Vec::new();
             let mut now = 0;
             for (who, later) in attempts {
@@ -406,7 +406,7 @@ mod tests {
 
         #[test]
         fn arbitrary_times_do_not_panic(times in prop::collection::vec(any::<u64>(), 0..50), window in any::<u64>()) {
-            let limiter = RateLimiter::with(limit(2, window), 1, 2);
+            let limiter = RateLimiter::with_shards(limit(2, window), 1, 2);
             for (n, now) in times.into_iter().enumerate() {
                 let name = (n % 5).to_string();
                 if let Err(wait) = limiter.try_acquire(RateKey::User(&name), now) {

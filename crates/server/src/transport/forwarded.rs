@@ -43,8 +43,8 @@ pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
 
 /// Reads the forwarding headers of a request from a trusted proxy.
 pub(super) fn read(headers: &HeaderMap, trusted: &[Network]) -> Result<Forwarded, ForwardedError> {
-    let standard = client(headers, &header::FORWARDED, trusted, |line| Pairs(line).elements())?;
-    let customary = client(headers, &X_FORWARDED_FOR, trusted, |line| {
+    let standard = find_client(headers, &header::FORWARDED, trusted, |line| ForwardedParser(line).elements())?;
+    let customary = find_client(headers, &X_FORWARDED_FOR, trusted, |line| {
         let items = line.split(',').map(str::trim).filter(|item| !item.is_empty());
         Some(items.map(|item| Element { node: Some(item.to_owned()), host: None }).collect())
     })?;
@@ -68,7 +68,7 @@ pub(super) fn is_trusted(trusted: &[Network], address: IpAddr) -> bool {
 
 /// Returns the address and host of the last element that is not a trusted proxy, or of the first element if all are trusted. Elements
 /// before it are not validated.
-fn client(
+fn find_client(
     headers: &HeaderMap,
     name: &HeaderName,
     trusted: &[Network],
@@ -80,7 +80,7 @@ fn client(
     for line in lines.iter().rev() {
         let elements = std::str::from_utf8(line).ok().and_then(&parse).ok_or_else(invalid)?;
         for Element { node, host } in elements.into_iter().rev() {
-            let client = node.as_deref().and_then(address).ok_or_else(invalid)?;
+            let client = node.as_deref().and_then(parse_address).ok_or_else(invalid)?;
             farthest = Some((client, host));
             if !is_trusted(trusted, client) {
                 return Ok(farthest);
@@ -101,7 +101,7 @@ fn last_host(headers: &HeaderMap) -> Result<Option<String>, ForwardedError> {
 
 /// Parses the address of a node: `192.0.2.1`, `192.0.2.1:80`, `[2001:db8::1]`, `[2001:db8::1]:80`, or IPv6 without brackets as in
 /// `X-Forwarded-For`.
-fn address(node: &str) -> Option<IpAddr> {
+fn parse_address(node: &str) -> Option<IpAddr> {
     if let Ok(address) = node.parse::<IpAddr>() {
         return Some(address.to_canonical());
     }
@@ -129,9 +129,9 @@ struct Element {
 }
 
 /// The unparsed rest of a `Forwarded` header.
-struct Pairs<'l>(&'l str);
+struct ForwardedParser<'l>(&'l str);
 
-impl Pairs<'_> {
+impl ForwardedParser<'_> {
     /// Parses `for=192.0.2.1;host=tide.example, for="[2001:db8::1]"`. Returns `None` if anything is malformed.
     fn elements(mut self) -> Option<Vec<Element>> {
         let mut elements = Vec::new();

@@ -29,14 +29,14 @@ use crate::session::address_limit::AddressPermit;
 use crate::state::ServerState;
 use crate::transport::admission::{Admission, SocketPermit, TooManySockets};
 use crate::transport::forwarded::is_forwarded;
-use crate::transport::listener::{ListenerPhase, stopped};
+use crate::transport::listener::{ListenerPhase, wait_until_stopped};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::origin::{self, OriginRule};
 use crate::transport::source::{Forwarding, RequestSource, SocketSource};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::transport::write_timeout::WriteTimeout;
 
-/// Limit of a request head, and of the bytes that are buffered of a socket before its upgrade.
+/// Limit of a request head, and of the bytes that are buffered from a socket before its upgrade.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 /// Timeout of the close handshake with a rejected client.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -109,7 +109,7 @@ impl Http {
         let mut phase = self.phase.clone();
         let served = tokio::select! {
             served = connection.as_mut() => served,
-            () = stopped(&mut phase) => {
+            () = wait_until_stopped(&mut phase) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -123,7 +123,7 @@ impl Http {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let source = self.source_of(request.headers(), source);
+        let source = self.request_source(request.headers(), source);
         if let Err(response) = self.check_origin(request.headers(), &source) {
             return *response;
         }
@@ -142,7 +142,7 @@ impl Http {
         }
         if address_permit.is_err() {
             self.server.counters.refused_sockets.fetch_add(1, Relaxed);
-            return *reject(plain(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
+            return *reject(plain_text(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
         }
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/health") => {
@@ -157,14 +157,14 @@ impl Http {
             }
             _ if is_socket_path => {
                 let mut response =
-                    plain(StatusCode::UPGRADE_REQUIRED, "this path accepts WebSocket connections only\n");
+                    plain_text(StatusCode::UPGRADE_REQUIRED, "this path accepts WebSocket connections only\n");
                 response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
                 response
             }
             _ if self.pages == Pages::Public => {
-                plain(StatusCode::NOT_FOUND, "not found; this port serves /health and WebSocket connections\n")
+                plain_text(StatusCode::NOT_FOUND, "not found; this port serves /health and WebSocket connections\n")
             }
-            _ => plain(StatusCode::NOT_FOUND, "not found; this server serves /health and /metrics\n"),
+            _ => plain_text(StatusCode::NOT_FOUND, "not found; this server serves /health and /metrics\n"),
         }
     }
 
@@ -186,7 +186,7 @@ impl Http {
         let admitted = match admission.map(|admission| self.supervisor.admit(peer).map(|permit| (permit, admission))) {
             Some(Ok(admitted)) => Ok(admitted),
             Some(Err(error @ AdmitError::TooManyConnections(_))) => {
-                return Err(reject(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))));
+                return Err(reject(plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))));
             }
             Some(Err(_)) => Err(Disconnect::SERVER_SHUTTING_DOWN),
             None => {
@@ -206,12 +206,12 @@ impl Http {
             };
             let (stream, already_read) = (parts.io.into_inner().into_inner(), parts.read_buf.to_vec());
             match admitted {
-                // On a separate task, which is no larger than the actor.
+                // The actor gets its own task, so that the memory of this one is released.
                 Ok((permit, admission)) => {
                     let admission: Box<dyn Any + Send> = Box::new(admission);
                     drop(tokio::spawn(Permit::run_with(permit, stream, already_read, Some(admission))));
                 }
-                Err(disconnect) => close(stream, disconnect, peer, &closing).await,
+                Err(disconnect) => close_rejected(stream, disconnect, peer, &closing).await,
             }
         });
         let mut response = Response::new(Body::default());
@@ -238,7 +238,7 @@ impl Http {
     }
 
     /// Returns the client of a request: the source of the socket, or the client in the forwarding headers of a trusted proxy.
-    fn source_of(&self, headers: &HeaderMap, source: SocketSource) -> RequestSource {
+    fn request_source(&self, headers: &HeaderMap, source: SocketSource) -> RequestSource {
         let Self { server, log_limits, .. } = self;
         let peer = source.address;
         if source.forwarding == Forwarding::Untrusted && is_forwarded(headers) {
@@ -268,10 +268,10 @@ impl Http {
         origin::check(rule, &origins, &source.hosts(headers)).map_err(|error| {
             self.server.counters.bad_origins.fetch_add(1, Relaxed);
             if self.log_limits.origin.allows(Instant::now()) {
-                let (peer, setting) = (source.client, error.reason.setting());
+                let (peer, setting) = (source.client, error.problem.setting());
                 tracing::warn!(%peer, origin = error.origin, host = error.host, setting, "origin rejected");
             }
-            reject(plain(StatusCode::FORBIDDEN, format!("{error}\n")))
+            reject(plain_text(StatusCode::FORBIDDEN, format!("{error}\n")))
         })
     }
 }
@@ -284,7 +284,7 @@ fn check_handshake(request: &Request<Incoming>) -> Result<String, ServerHandshak
 }
 
 /// Performs the close handshake with a rejected client, unless too many others are in progress.
-async fn close<S>(stream: S, disconnect: Disconnect, peer: SocketAddr, closing: &Semaphore)
+async fn close_rejected<S>(stream: S, disconnect: Disconnect, peer: SocketAddr, closing: &Semaphore)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -294,7 +294,7 @@ where
     }
 }
 
-fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+fn plain_text(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     response(status, "text/plain; charset=utf-8", text)
 }
 
@@ -307,7 +307,7 @@ fn response(status: StatusCode, content_type: &'static str, body: impl Into<Byte
 
 fn reject_handshake(error: ServerHandshakeError) -> RejectResponse {
     let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::BAD_REQUEST);
-    let mut response = reject(plain(status, format!("{error}\n")));
+    let mut response = reject(plain_text(status, format!("{error}\n")));
     for (name, value) in error.headers() {
         response.headers_mut().insert(*name, HeaderValue::from_static(value));
     }

@@ -54,12 +54,12 @@ pub(crate) enum ListenerPhase {
 }
 
 /// Waits until the server or its phase sender is dropped.
-async fn dropped(mut phase: watch::Receiver<ListenerPhase>) {
+async fn wait_until_dropped(mut phase: watch::Receiver<ListenerPhase>) {
     let _ = phase.wait_for(|phase| *phase == ListenerPhase::Dropped).await;
 }
 
 /// Waits until the server is stopping or its phase sender is dropped.
-pub(super) async fn stopped(phase: &mut watch::Receiver<ListenerPhase>) {
+pub(super) async fn wait_until_stopped(phase: &mut watch::Receiver<ListenerPhase>) {
     let _ = phase.wait_for(|phase| *phase != ListenerPhase::Open).await;
 }
 
@@ -95,12 +95,12 @@ impl Listener {
                         tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                     }
                 },
-                () = stopped(&mut phase) => break,
+                () = wait_until_stopped(&mut phase) => break,
             }
         }
         drop(listener);
         // No connections remain after a graceful shutdown, unless it was cancelled.
-        dropped(phase).await;
+        wait_until_dropped(phase).await;
         self.supervisor.shutdown(Shutdown::default()).await;
     }
 
@@ -125,7 +125,7 @@ impl Listener {
             tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
         }
         let listener = self.clone();
-        let dropped = dropped(self.phase.clone());
+        let dropped = wait_until_dropped(self.phase.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = listener.serve(socket, peer, socket_permit) => {}

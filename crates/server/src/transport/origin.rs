@@ -1,10 +1,9 @@
 //! Checks the `Origin` and `Host` of browser pages.
 //!
-//! A browser lets any page open a WebSocket to any server, and sends the origin of the page. If clients must log in, a page of
-//! another origin has no token, because browsers do not send tokens on their own. If not, only the origin distinguishes a local page
-//! from an arbitrary website. The origin alone is not sufficient: an attacker can make a domain resolve to the address of this
-//! server (DNS rebinding), and then the page has the same origin as the server. So the name in `Host` must be one that an attacker
-//! cannot own.
+//! A browser lets any page open a WebSocket to any server, and sends the origin of the page. If clients must log in, a page of another
+//! origin has no token, because browsers do not send tokens on their own. If no login is required, only the origin distinguishes a local
+//! page from an arbitrary website. The origin alone is not sufficient: an attacker can make a domain resolve to the address of this server
+//! (DNS rebinding), and then the page has the same origin as the server. So the `Host` header must have a name that an attacker cannot own.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -33,7 +32,7 @@ pub(super) enum OriginRule<'o> {
 /// The error of a request that is rejected because of its `Origin` or `Host`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OriginError {
-    pub(super) reason: OriginProblem,
+    pub(super) problem: OriginProblem,
     /// `Origin` as received, shortened and escaped.
     pub(super) origin: String,
     /// `Host` as received, shortened and escaped.
@@ -64,8 +63,8 @@ impl OriginProblem {
 
 impl fmt::Display for OriginError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reason, origin, host } = self;
-        match reason {
+        let Self { problem, origin, host } = self;
+        match problem {
             OriginProblem::NotListed => write!(f, "Origin {origin} is not in the setting `allowedOrigins`"),
             OriginProblem::InvalidOrigin => write!(
                 f,
@@ -91,7 +90,7 @@ pub(super) fn check(rule: OriginRule<'_>, origins: &[&[u8]], hosts: &[&[u8]]) ->
     if origins.is_empty() {
         return Ok(());
     }
-    let error = |reason| Err(OriginError { reason, origin: quote_headers(origins), host: quote_headers(hosts) });
+    let error = |problem| Err(OriginError { problem, origin: quote_headers(origins), host: quote_headers(hosts) });
     let allowed_hosts = match rule {
         OriginRule::Any => return Ok(()),
         OriginRule::Listed(allowed) => {
@@ -100,8 +99,8 @@ pub(super) fn check(rule: OriginRule<'_>, origins: &[&[u8]], hosts: &[&[u8]]) ->
         }
         OriginRule::OwnHost { allowed_hosts } => allowed_hosts,
     };
-    let Some(origin) = single(origins).and_then(origin_host) else { return error(OriginProblem::InvalidOrigin) };
-    let Some(host) = single(hosts).and_then(Host::parse) else { return error(OriginProblem::UnknownHost) };
+    let Some(origin) = single_value(origins).and_then(origin_host) else { return error(OriginProblem::InvalidOrigin) };
+    let Some(host) = single_value(hosts).and_then(Host::parse) else { return error(OriginProblem::UnknownHost) };
     if !origin.is_loopback() && origin != host {
         return error(OriginProblem::ForeignOrigin);
     }
@@ -175,7 +174,7 @@ fn origin_host(origin: &str) -> Option<Host<'_>> {
 }
 
 /// Returns the value of a header that occurs exactly once.
-fn single<'h>(headers: &[&'h [u8]]) -> Option<&'h str> {
+fn single_value<'h>(headers: &[&'h [u8]]) -> Option<&'h str> {
     let [header] = headers else { return None };
     std::str::from_utf8(header).ok()
 }
@@ -197,10 +196,10 @@ pub(super) fn quote_headers(headers: &[&[u8]]) -> String {
 mod tests {
     use super::*;
 
-    fn reason(rule: OriginRule<'_>, origins: &[&str], hosts: &[&str]) -> Option<OriginProblem> {
+    fn problem(rule: OriginRule<'_>, origins: &[&str], hosts: &[&str]) -> Option<OriginProblem> {
         let origins: Vec<&[u8]> = origins.iter().map(|header| header.as_bytes()).collect();
         let hosts: Vec<&[u8]> = hosts.iter().map(|header| header.as_bytes()).collect();
-        check(rule, &origins, &hosts).err().map(|error| error.reason)
+        check(rule, &origins, &hosts).err().map(|error| error.problem)
     }
 
     #[test]
@@ -224,11 +223,11 @@ mod tests {
             ("https://tide.example:8443", "TIDE.example:80"),
             ("http://localhost:3000", "tide.example"),
         ] {
-            assert_eq!(reason(rule, &[origin], &[host]), None, "{origin} at {host}");
+            assert_eq!(problem(rule, &[origin], &[host]), None, "{origin} at {host}");
         }
         // Clients other than browsers send no origin, and their host is not checked.
         for hosts in [&[][..], &["evil.example"], &["a", "b"], &["?"]] {
-            assert_eq!(reason(rule, &[], hosts), None, "{hosts:?}");
+            assert_eq!(problem(rule, &[], hosts), None, "{hosts:?}");
         }
     }
 
@@ -250,7 +249,7 @@ mod tests {
             ("http://128.0.0.1", "127.0.0.1"),
             ("chrome-extension://abcdef", "localhost"),
         ] {
-            assert_eq!(reason(rule, &[origin], &[host]), Some(OriginProblem::ForeignOrigin), "{origin} at {host}");
+            assert_eq!(problem(rule, &[origin], &[host]), Some(OriginProblem::ForeignOrigin), "{origin} at {host}");
         }
     }
 
@@ -276,7 +275,7 @@ mod tests {
             ("http://localhost", &["[localhost]"]),
             ("http://localhost", &["127.0.0.1.evil.example"]),
         ] {
-            assert_eq!(reason(rule, &[origin], hosts), Some(OriginProblem::UnknownHost), "{origin} at {hosts:?}");
+            assert_eq!(problem(rule, &[origin], hosts), Some(OriginProblem::UnknownHost), "{origin} at {hosts:?}");
         }
     }
 
@@ -302,7 +301,7 @@ mod tests {
             &["http://localhost", "https://evil.example"],
             &["http://lo\u{e9}calhost"],
         ] {
-            assert_eq!(reason(rule, origins, &["localhost"]), Some(OriginProblem::InvalidOrigin), "{origins:?}");
+            assert_eq!(problem(rule, origins, &["localhost"]), Some(OriginProblem::InvalidOrigin), "{origins:?}");
         }
     }
 
@@ -321,14 +320,14 @@ mod tests {
             (&["https://tide.example", "https://evil.example"], Some(OriginProblem::NotListed)),
             (&[""], Some(OriginProblem::NotListed)),
         ] {
-            assert_eq!(reason(rule, origins, &["evil.example"]), expected, "{origins:?}");
+            assert_eq!(problem(rule, origins, &["evil.example"]), expected, "{origins:?}");
         }
         assert_eq!(
-            reason(OriginRule::Listed(&[]), &["http://localhost"], &["localhost"]),
+            problem(OriginRule::Listed(&[]), &["http://localhost"], &["localhost"]),
             Some(OriginProblem::NotListed)
         );
         for origins in [&["null"][..], &["https://evil.example", "?"]] {
-            assert_eq!(reason(OriginRule::Any, origins, &[]), None, "{origins:?}");
+            assert_eq!(problem(OriginRule::Any, origins, &[]), None, "{origins:?}");
         }
     }
 

@@ -22,11 +22,11 @@ pub(super) struct SocketSource {
 /// How the `Forwarded` and `X-Forwarded-*` headers of a socket are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Forwarding {
-    /// The peer is a trusted proxy: they determine the client.
+    /// The peer is a trusted proxy: the headers determine the client.
     Trusted,
-    /// The peer is not a trusted proxy: they are ignored, with a warning.
+    /// The peer is not a trusted proxy: the headers are ignored, with a warning.
     Untrusted,
-    /// They are ignored: the client is known from the PROXY protocol, or its address does not matter.
+    /// The headers are ignored: the client is known from the PROXY protocol, or its address does not matter.
     Unused,
 }
 

@@ -1,7 +1,7 @@
 //! The wire protocol over a WebSocket connection actor.
 //!
-//! Several writes of a connection may be in flight: they enter the store in request order and share one fsync. Any other request
-//! waits until all earlier requests are answered, so it sees their effect.
+//! Several writes of a connection may be in flight: they enter the store in request order and can share one fsync. Any other request waits
+//! until all earlier requests are answered, so it sees their effect.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::{Backpressure, Code, RequestError};
 /// Upper bound of the size of a pong. Longer messages are not inspected while they are queued.
 const MAX_PONG_BYTES: usize = 256;
 
-/// Minimum of the limit of the memory of writes in flight of a connection: the size of one commit.
+/// Lower bound of `max_in_flight_bytes`: the maximum size of a commit by default.
 const MIN_IN_FLIGHT_BYTES: usize = 4 << 20;
 
 /// The wire protocol over WebSocket.
@@ -51,7 +51,7 @@ struct SocketState {
     connection: Arc<Connection>,
     pusher: Pusher,
     heartbeat: Heartbeat,
-    /// Whether all requests in flight are writes, so that further writes may join them.
+    /// Whether all requests in flight are writes, so that a further write need not wait for them.
     only_writes: bool,
     /// The memory of the requests in flight.
     in_flight: InFlight,
@@ -60,7 +60,7 @@ struct SocketState {
 }
 
 impl SocketState {
-    /// Returns whether the limits before login apply: a login is required, and there has been none yet.
+    /// Returns whether the limits before login apply: a login is required, and the client has not logged in yet.
     fn is_before_login(&self) -> bool {
         self.admission.as_ref().is_some_and(|admission| admission.before_login.is_some())
     }
@@ -74,7 +74,7 @@ impl SocketState {
     }
 }
 
-/// Returns the state of a connection. It exists from its setup to its end.
+/// Returns the state of a connection; `None` before its setup.
 fn state(context: &mut ConnectionContext<Message>) -> Option<&mut SocketState> {
     context.data.as_mut()?.downcast_mut()
 }
@@ -134,7 +134,7 @@ impl WebSocketProtocol {
         self.run(request, connection, || in_flight.hold(request.memory(), &account))
     }
 
-    /// Runs a request. Its memory is held until it is done.
+    /// Runs a request. If it does not complete immediately, `hold` charges its memory to the connection until it is done.
     fn run<H: Send + 'static>(
         &self,
         request: &Request<'_>,
@@ -160,7 +160,7 @@ impl WebSocketProtocol {
         }
     }
 
-    /// Handles a large message on the pool, because parsing it takes long. Its operation is not known before, so it waits for the
+    /// Handles a large message on the pool, because parsing it takes long. Its operation is unknown until then, so it waits for the
     /// requests in flight, and later requests wait for it.
     fn serve_large(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         if context.in_flight() > 0 {
@@ -179,7 +179,7 @@ impl WebSocketProtocol {
             let _runtime = protocol.server.runtime.enter();
             let request = match parse(&text) {
                 Ok(ClientMessage::Request(request)) => request,
-                // A valid pong is shorter.
+                // A valid pong is much shorter.
                 Ok(ClientMessage::Pong { .. }) => return Reply::None,
                 Err(error) => return Reply::Frame(protocol.reject_invalid(&error)),
             };
@@ -212,7 +212,7 @@ impl WebSocketProtocol {
 
     /// Counts a message of a client that has not logged in. Returns an error reply if its address has sent too many. A pong counts but
     /// is not rejected, because it has no reply, and the heartbeat would disconnect the client.
-    fn limit_before_login(&self, message: &Message, context: &mut ConnectionContext<Message>) -> Option<Message> {
+    fn check_rate_before_login(&self, message: &Message, context: &mut ConnectionContext<Message>) -> Option<Message> {
         let Message::Text(_) = message else { return None };
         let SocketState { connection, .. } = state(context).filter(|state| state.is_before_login())?;
         let limits = self.server.before_login.as_ref()?;
@@ -227,7 +227,7 @@ impl WebSocketProtocol {
     }
 
     /// Applies the limits before login, if a login is required.
-    fn begin_before_login(&self, context: &mut ConnectionContext<Message>) {
+    fn apply_limits_before_login(&self, context: &mut ConnectionContext<Message>) {
         let Some(auth) = self.server.auth.as_ref().filter(|auth| auth.required) else { return };
         context.limit_input(auth.before_login.max_payload_bytes.min(self.server.options.max_payload_bytes));
         if let Some(timeout) = auth.login_timeout {
@@ -235,9 +235,9 @@ impl WebSocketProtocol {
         }
     }
 
-    /// Lifts the limits before login after the first login. This happens before the client can read the reply, so that it may send
-    /// large messages immediately after it.
-    fn end_before_login(&self, context: &mut ConnectionContext<Message>) {
+    /// Removes the limits for clients before login, after the first login. The client cannot read the reply before that, so it can send
+    /// large messages as soon as it has the reply.
+    fn remove_limits_before_login(&self, context: &mut ConnectionContext<Message>) {
         if let Some(state) = state(context)
             && state.is_before_login()
             && state.connection.login().is_some()
@@ -343,7 +343,7 @@ impl Protocol for WebSocketProtocol {
             in_flight: InFlight::default(),
             admission,
         }));
-        self.begin_before_login(context);
+        self.apply_limits_before_login(context);
     }
 
     fn greeting(&self, _: &mut ConnectionContext<Message>) -> Vec<Message> {
@@ -351,7 +351,7 @@ impl Protocol for WebSocketProtocol {
     }
 
     fn on_frame(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
-        match self.limit_before_login(&message, context) {
+        match self.check_rate_before_login(&message, context) {
             Some(rejected) => Reply::Frame(rejected),
             None => self.receive(message, context),
         }
@@ -370,7 +370,7 @@ impl Protocol for WebSocketProtocol {
     }
 
     fn on_command_end(&self, context: &mut ConnectionContext<Message>) {
-        self.end_before_login(context);
+        self.remove_limits_before_login(context);
         let cause = state(context).and_then(|state| state.pusher.cause());
         if cause.is_some_and(|ticket| context.is_answered(ticket))
             && let Some(state) = state(context)

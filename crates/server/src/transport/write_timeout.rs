@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream whose writes fail with `TimedOut` if the peer reads nothing for the duration of the limit. hyper has no write timeout.
-/// Reads have no timeout.
+/// A stream whose writes fail with `TimedOut` if the peer reads nothing within the limit, because hyper has no write timeout. Reads have no
+/// timeout.
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,

@@ -242,7 +242,7 @@ const SEQUENCE: u8 = 0x30;
 
 /// Returns the key of a `SubjectPublicKeyInfo` after checking that it matches the algorithm.
 fn subject_public_key(algorithm: JwtAlgorithm, der: &[u8]) -> Result<&[u8], JwtError> {
-    let (kind, key) = parts(der).ok_or(JwtError::Malformed)?;
+    let (kind, key) = split_key_info(der).ok_or(JwtError::Malformed)?;
     let wrong_type = |found| Err(JwtError::WrongKeyType { found, algorithm });
     match (algorithm, kind) {
         (JwtAlgorithm::Rs256, RSA) => match modulus_bits(key).ok_or(JwtError::Malformed)? {
@@ -262,22 +262,22 @@ fn subject_public_key(algorithm: JwtAlgorithm, der: &[u8]) -> Result<&[u8], JwtE
 }
 
 /// Returns the `AlgorithmIdentifier` and the key.
-fn parts(mut der: &[u8]) -> Option<(&[u8], &[u8])> {
-    let mut info = element(&mut der, SEQUENCE)?;
-    let kind = element(&mut info, SEQUENCE)?;
-    let key = element(&mut info, BIT_STRING)?.strip_prefix(&[0])?;
+fn split_key_info(mut der: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut info = read_element(&mut der, SEQUENCE)?;
+    let kind = read_element(&mut info, SEQUENCE)?;
+    let key = read_element(&mut info, BIT_STRING)?.strip_prefix(&[0])?;
     (der.is_empty() && info.is_empty()).then_some((kind, key))
 }
 
 fn modulus_bits(mut key: &[u8]) -> Option<usize> {
-    let mut numbers = element(&mut key, SEQUENCE)?;
-    let modulus = element(&mut numbers, INTEGER)?;
+    let mut numbers = read_element(&mut key, SEQUENCE)?;
+    let modulus = read_element(&mut numbers, INTEGER)?;
     let modulus = modulus.strip_prefix(&[0]).unwrap_or(modulus);
     Some(modulus.len() * 8 - modulus.first()?.leading_zeros() as usize)
 }
 
 /// Returns the content of the next DER element, which must have this tag.
-fn element<'a>(der: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
+fn read_element<'a>(der: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
     let rest = der.strip_prefix(&[tag])?;
     let (len, rest) = match *rest {
         [len @ 0..=0x7f, ref rest @ ..] | [0x81, len, ref rest @ ..] => (usize::from(len), rest),

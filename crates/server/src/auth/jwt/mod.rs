@@ -1,7 +1,7 @@
 //! JSON Web Tokens of an external issuer.
 //!
-//! The algorithm is that of the options, or of a key in the key set; the header of a token is only compared with it. So a token cannot
-//! select `none`, or an HMAC keyed with the public key. The signature is verified before any claim is read.
+//! The options or the key set determine the algorithm; the header of a token is only compared with it. So a token cannot select `none`, or
+//! an HMAC keyed with the public key. The signature is verified before any claim is read.
 //!
 //! A token can be used any number of times until it expires; used tokens are not tracked. If a token leaks, revoke its user until the
 //! token has expired.
@@ -243,9 +243,9 @@ impl Jwt {
 
     fn session(&self, token: &str, now: u64) -> Result<Session, InvalidToken> {
         let (mut claims, credential) = self.claims(token)?;
-        let mut expires_at = claims.remove("exp").map(|exp| time(&exp)).transpose()?;
+        let mut expires_at = claims.remove("exp").map(|exp| parse_time(&exp)).transpose()?;
         if let Some(max_age) = self.options.max_age {
-            let issued_at = claims.get("iat").map(time).transpose()?.ok_or(InvalidToken::NoIssueTime)?;
+            let issued_at = claims.get("iat").map(parse_time).transpose()?.ok_or(InvalidToken::NoIssueTime)?;
             let max_age = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
             let too_old_at = issued_at.saturating_add(max_age);
             if too_old_at <= now {
@@ -253,7 +253,7 @@ impl Jwt {
             }
             expires_at = Some(expires_at.map_or(too_old_at, |exp| exp.min(too_old_at)));
         }
-        let not_before = claims.get("nbf").map(time).transpose()?;
+        let not_before = claims.get("nbf").map(parse_time).transpose()?;
         if not_before.is_some_and(|not_before| now < not_before) {
             return Err(InvalidToken::NotBefore);
         }
@@ -271,7 +271,7 @@ impl Jwt {
             Some(Json::String(user_id)) if !user_id.is_empty() => user_id,
             _ => return Err(InvalidToken::User),
         };
-        let roles = claims.remove(&self.options.roles_claim).map_or_else(|| Ok(Vec::new()), roles)?;
+        let roles = claims.remove(&self.options.roles_claim).map_or_else(|| Ok(Vec::new()), parse_roles)?;
         let session = Session { user_id, roles, metadata: claims, expires_at, credential: Some(credential) };
         if session.is_expired(now) { Err(InvalidToken::Expired) } else { Ok(session) }
     }
@@ -283,19 +283,19 @@ impl Jwt {
         }
         let (signed, signature) = token.rsplit_once('.').ok_or(InvalidToken::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(InvalidToken::Malformed)?;
-        let header = object(&decode(header)?)?;
-        let key = self.select(&header)?;
+        let header = parse_object(&decode(header)?)?;
+        let key = self.select_key(&header)?;
         if header.contains_key("crit") {
             return Err(InvalidToken::Critical);
         }
         if !key.key.verifies(signed.as_bytes(), &decode(signature)?) {
             return Err(InvalidToken::Signature);
         }
-        Ok((object(&decode(payload)?)?, key.credential))
+        Ok((parse_object(&decode(payload)?)?, key.credential))
     }
 
     /// Returns the key that verifies a token with this header.
-    fn select(&self, header: &Map<String, Json>) -> Result<&VerificationKey, InvalidToken> {
+    fn select_key(&self, header: &Map<String, Json>) -> Result<&VerificationKey, InvalidToken> {
         let id = match (&self.options.keys, header.get("kid")) {
             (JwtKeys::One(..), _) | (_, None) => None,
             (JwtKeys::Set(_), Some(Json::String(id))) => Some(id),
@@ -361,12 +361,12 @@ fn decode(text: &str) -> Result<Vec<u8>, InvalidToken> {
     URL_SAFE_NO_PAD.decode(text).map_err(|_| InvalidToken::Malformed)
 }
 
-fn object(json: &[u8]) -> Result<Map<String, Json>, InvalidToken> {
+fn parse_object(json: &[u8]) -> Result<Map<String, Json>, InvalidToken> {
     serde_json::from_slice(json).map_err(|_| InvalidToken::Malformed)
 }
 
 /// Converts seconds, possibly with a fraction, to milliseconds. Times before 1970 become 0.
-fn time(seconds: &Json) -> Result<u64, InvalidToken> {
+fn parse_time(seconds: &Json) -> Result<u64, InvalidToken> {
     if let Some(seconds) = seconds.as_u64() {
         return Ok(seconds.saturating_mul(1000));
     }
@@ -384,7 +384,7 @@ fn has_audience(aud: &Json, audience: &str) -> bool {
     is(aud) || aud.as_array().is_some_and(|all| all.iter().any(is))
 }
 
-fn roles(claim: Json) -> Result<Vec<String>, InvalidToken> {
+fn parse_roles(claim: Json) -> Result<Vec<String>, InvalidToken> {
     let role = |role| match role {
         Json::String(role) => Ok(role),
         _ => Err(InvalidToken::Roles),

@@ -33,7 +33,7 @@ pub(super) enum Change {
     Impossible(Vec<Difference>),
 }
 
-pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> Change {
+pub(super) fn compare_buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> Change {
     let mut differences = Vec::new();
     let mut differ = |key: &str, stored: Option<Json>, file: Option<Json>| {
         if stored != file {
@@ -47,9 +47,9 @@ pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> C
     differ("maxSize", stored.max_size.map(Json::from), wanted.max_size.map(Json::from));
 
     let mut updates = Map::new();
-    let (old, new) = (schema(stored), schema(wanted));
+    let (old, new) = (normalized_schema(stored), normalized_schema(wanted));
     for (field, old) in &old {
-        diff(&format!("schema.{field}"), Some(old), new.get(field), &mut differences);
+        collect_differences(&format!("schema.{field}"), Some(old), new.get(field), &mut differences);
     }
     // Taken from the file, because the normalized form omits defaults.
     let added: Map<String, Json> = new
@@ -104,17 +104,17 @@ pub(super) fn are_same_queries(one: &Json, two: &Json) -> bool {
 }
 
 /// Returns the normalized options of all fields.
-fn schema(definition: &BucketDefinition) -> Map<String, Json> {
-    fields(&definition.config["schema"])
+fn normalized_schema(definition: &BucketDefinition) -> Map<String, Json> {
+    normalize_fields(&definition.config["schema"])
 }
 
-fn fields(schema: &Json) -> Map<String, Json> {
+fn normalize_fields(schema: &Json) -> Map<String, Json> {
     let fields = schema.as_object().into_iter().flatten();
-    fields.map(|(name, options)| (name.clone(), rule(options))).collect()
+    fields.map(|(name, options)| (name.clone(), normalize_field(options))).collect()
 }
 
 /// Normalizes the options of a field: options with their default value are omitted.
-fn rule(options: &Json) -> Json {
+fn normalize_field(options: &Json) -> Json {
     let is_relevant = |(option, value): &(&String, &Json)| match option.as_str() {
         // A default of null adds the field to a record, so it differs from no default.
         "default" => true,
@@ -124,8 +124,8 @@ fn rule(options: &Json) -> Json {
     };
     let options = options.as_object().into_iter().flatten().filter(is_relevant).map(|(option, value)| {
         let value = match option.as_str() {
-            "properties" => Json::Object(fields(value)),
-            "items" => rule(value),
+            "properties" => Json::Object(normalize_fields(value)),
+            "items" => normalize_field(value),
             _ => value.clone(),
         };
         (option.clone(), value)
@@ -134,14 +134,14 @@ fn rule(options: &Json) -> Json {
 }
 
 /// Collects the innermost differences.
-fn diff(key: &str, stored: Option<&Json>, file: Option<&Json>, differences: &mut Vec<Difference>) {
+fn collect_differences(key: &str, stored: Option<&Json>, file: Option<&Json>, differences: &mut Vec<Difference>) {
     match (stored, file) {
         (Some(Json::Object(old)), Some(Json::Object(new))) => {
             for (name, value) in old {
-                diff(&format!("{key}.{name}"), Some(value), new.get(name), differences);
+                collect_differences(&format!("{key}.{name}"), Some(value), new.get(name), differences);
             }
             for (name, value) in new.iter().filter(|(name, _)| !old.contains_key(*name)) {
-                diff(&format!("{key}.{name}"), None, Some(value), differences);
+                collect_differences(&format!("{key}.{name}"), None, Some(value), differences);
             }
         }
         (Some(old), Some(new)) if is_same(old, new) => {}
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     fn compared(stored: &Json, wanted: &Json) -> Change {
-        buckets(&BucketDefinition::parse(stored).unwrap(), &BucketDefinition::parse(wanted).unwrap())
+        compare_buckets(&BucketDefinition::parse(stored).unwrap(), &BucketDefinition::parse(wanted).unwrap())
     }
 
     fn base() -> Json {

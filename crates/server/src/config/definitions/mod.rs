@@ -191,7 +191,7 @@ fn apply_one(
                     .map_err(RejectReason::Invalid);
             };
             let wanted = BucketDefinition::parse(config).map_err(|error| RejectReason::Invalid(error.into()))?;
-            match compare::buckets(bucket.definition(), &wanted) {
+            match compare::compare_buckets(bucket.definition(), &wanted) {
                 Change::None => Ok(DefinitionOutcome::Unchanged),
                 Change::Update(updates) => draft
                     .update_bucket(name, &updates)
