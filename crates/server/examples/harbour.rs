@@ -77,7 +77,7 @@ impl ProgrammaticQuery for LoadQuery {
     }
 }
 
-/// A day in the harbour, as the pilot sees it.
+/// Runs a day in the harbour, as the pilot sees it.
 pub(crate) async fn run(mut show: impl FnMut(String)) -> Result<()> {
     let server = open().await?;
     let pilot = server.client(None);

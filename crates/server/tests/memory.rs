@@ -1,5 +1,5 @@
-//! The peak memory that hostile clients can make the server allocate, measured by a counting allocator. The clients are in the same
-//! process, so their messages are allocated before the measurement, or shared.
+//! Limits of the memory that hostile clients can make the server allocate. A counting allocator measures the peak. The clients are in the
+//! same process, so their messages are allocated before the measurement, or shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::metrics_page::wait_for_metrics;
-use crate::raw::{RawClient, TEXT, frame};
+use crate::raw_client::{RawClient, TEXT, frame};
 
 #[allow(dead_code, reason = "this binary uses only a part of it")]
 #[path = "it/metrics_page.rs"]
 mod metrics_page;
 #[allow(dead_code, reason = "this binary uses only a part of it")]
-#[path = "it/raw.rs"]
-mod raw;
+#[path = "it/raw_client.rs"]
+mod raw_client;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -164,7 +164,7 @@ async fn unread_large_replies_are_bounded() {
     drop(sockets);
 }
 
-/// One client queues at most 4 MiB of writes, however many it sends: here 30 MiB.
+/// One client queues at most 4 MiB of writes. Here it sends 30 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn queued_writes_are_bounded() {
     const WRITES: usize = 500;
@@ -233,7 +233,7 @@ async fn windowed_subscriptions_are_bounded() {
     measurement.assert_below(2 * MAX_BYTES);
 }
 
-/// The memory of expensive reads: each thread of the pool may use the result limit, and four times as much to build the result.
+/// Returns the memory of expensive reads: each thread of the pool may use the result limit, and four times as much to build the result.
 fn pool_bytes() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (2 * cores).clamp(4, 32) * 5 * MAX_RESULT_BYTES

@@ -170,7 +170,7 @@ impl Caller {
         }
     }
 
-    /// Whether a row filter may apply.
+    /// Returns whether a row filter may apply.
     pub(crate) fn has_row_filters(&self) -> bool {
         self.login.as_ref().is_some_and(|login| login.has_row_filters)
     }

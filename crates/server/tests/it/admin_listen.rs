@@ -11,13 +11,13 @@ use tokio::net::TcpStream;
 
 use crate::client::{Client, notes_config, options, serve, serve_store, wait_for_connections};
 use crate::faulty_disk::FaultyDisk;
-use crate::raw::{RawClient, handshake};
+use crate::raw_client::{RawClient, handshake};
 
 fn with_admin() -> ServerOptions {
     options().admin_listen(([127, 0, 0, 1], 0))
 }
 
-/// The status and body of a page.
+/// Requests a page. Returns the status and the body.
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut raw = RawClient::connect_to(address).await;
     raw.write(format!("GET {path} HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").as_bytes()).await;
@@ -135,7 +135,7 @@ async fn admin_port_closes_with_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_admin_address_in_use_prevents_the_start() {
+async fn admin_address_in_use_prevents_the_start() {
     let one = serve(with_admin()).await;
     let taken = one.admin_address().unwrap();
     let options = options().admin_listen(taken);

@@ -1,4 +1,4 @@
-//! Backpressure: a client that does not read is limited in what it costs, and delays no other client.
+//! Backpressure: a client that does not read uses bounded memory, and delays no other client.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -12,12 +12,12 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::client::{Client, options, serve, wait_for_connections};
-use crate::gate::{Gate, GatedQuery};
+use crate::gated_query::{Gate, GatedQuery};
 use crate::metrics_page::metric;
-use crate::raw::{RawClient, TEXT, frame};
+use crate::raw_client::{RawClient, TEXT, frame};
 use crate::test_server::{TestServer, allow_only, object, own_rows, tokens, user};
 
-fn small(max_buffered_bytes: usize, high_water_mark: f64) -> ServerOptions {
+fn with_backpressure(max_buffered_bytes: usize, high_water_mark: f64) -> ServerOptions {
     options()
         .backpressure(Backpressure::default().max_buffered_bytes(max_buffered_bytes).high_water_mark(high_water_mark))
 }
@@ -101,7 +101,7 @@ async fn stalled_subscriber_gets_the_newest_result_when_it_reads_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn too_many_unread_subscriptions_disconnect_a_slow_consumer() {
-    let server = serve(small(64 * 1024, 0.8)).await;
+    let server = serve(with_backpressure(64 * 1024, 0.8)).await;
     let mut writer = Writer::new(&server, 1000).await;
     writer.write("x").await;
     let mut healthy = RawClient::websocket(&server).await;
@@ -128,12 +128,12 @@ async fn too_many_unread_subscriptions_disconnect_a_slow_consumer() {
 async fn client_that_reads_no_close_frame_is_disconnected() {
     let interval = std::time::Duration::from_millis(300);
     let heartbeat = Heartbeat::default().interval(interval).timeout(interval);
-    let server = serve(small(64 * 1024, 0.8).heartbeat(heartbeat)).await;
+    let server = serve(with_backpressure(64 * 1024, 0.8).heartbeat(heartbeat)).await;
     let mut stalled = RawClient::with_small_buffer(&server).await;
     stalled.send(r#"{"id":1,"type":"store.defineBucket","name":"b","config":{"key":"id","schema":{"id":{"type":"string"}}}}"#).await;
     assert_eq!(stalled.json().await["type"], "result");
     subscribe(&mut stalled, 2, &json!({})).await;
-    // It requests more than the socket buffers hold, and reads nothing.
+    // The client requests more than the socket buffers hold, and reads nothing.
     let requests = frame(TEXT, json!({"id": 1, "type": "server.stats"}).to_string().as_bytes()).repeat(1000);
     let gone = async { while stalled.stream.write_all(&requests).await.is_ok() {} };
     tokio::time::timeout(PATIENCE, gone).await.expect("the client is disconnected");
@@ -144,7 +144,7 @@ async fn client_that_reads_no_close_frame_is_disconnected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_above_the_high_water_mark_are_rejected_and_not_run() {
-    let server = serve(small(512 * 1024, 0.02)).await;
+    let server = serve(with_backpressure(512 * 1024, 0.02)).await;
     let mut writer = Writer::new(&server, 1000).await;
     writer.write("x").await;
     let mut stalled = RawClient::with_small_buffer(&server).await;
@@ -178,7 +178,7 @@ async fn requests_above_the_high_water_mark_are_rejected_and_not_run() {
     }
     assert!(rejected > 0);
     assert_eq!(metric(server, "requests_backpressure_total").await, rejected);
-    // It is served again once it has read.
+    // The client is served again when it has read.
     stalled.send(r#"{"id":200,"type":"store.buckets"}"#).await;
     loop {
         let message = stalled.json().await;
@@ -215,7 +215,7 @@ fn apply(records: &mut BTreeMap<String, Json>, data: &Json) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn held_back_deltas_are_replaced_by_a_snapshot() {
-    let server = serve(small(64 * 1024, 0.5)).await;
+    let server = serve(with_backpressure(64 * 1024, 0.5)).await;
     let mut writer = Writer::new(&server, 16_000).await;
     let mut stalled = RawClient::with_small_buffer(&server).await;
     subscribe(&mut stalled, 1, &json!({"mode": "delta"})).await;
@@ -250,7 +250,7 @@ async fn held_back_deltas_are_replaced_by_a_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn result_may_exceed_the_push_buffer_limit() {
-    let server = serve(small(4096, 0.8)).await;
+    let server = serve(with_backpressure(4096, 0.8)).await;
     let mut writer = Writer::new(&server, 100_000).await;
     for mode in [json!({}), json!({"mode": "delta"})] {
         let mut reader = RawClient::websocket(&server).await;
@@ -267,7 +267,7 @@ async fn result_may_exceed_the_push_buffer_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_of_its_own_writes_is_not_a_slow_consumer() {
     for mode in [json!({}), json!({"mode": "delta"})] {
-        let server = serve(small(64 * 1024, 0.8)).await;
+        let server = serve(with_backpressure(64 * 1024, 0.8)).await;
         let _writer = Writer::new(&server, 0).await;
         let mut raw = RawClient::websocket(&server).await;
         subscribe(&mut raw, 0, &mode).await;
@@ -340,7 +340,7 @@ async fn pipelined_requests_are_answered_in_order() {
 async fn cancelling_a_subscription_during_its_refresh_does_not_stop_others() {
     let gate = Arc::new(Gate::default());
     let gated = GatedQuery { bucket: "p", gate: Arc::clone(&gate), owner: None };
-    let server = &serve(small(4096, 1.0).query("gated", gated)).await;
+    let server = &serve(with_backpressure(4096, 1.0).query("gated", gated)).await;
     let mut writer = Writer::new(server, 20_000).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
     for bucket in ["p", "q"] {
@@ -388,7 +388,7 @@ async fn no_result_of_the_previous_session_is_sent_after_a_login() {
     let auth = tokens([user("ann", &["member"]), user("bob", &["member"])]);
     let auth = allow_only(auth, [own_rows("member"), Rule::new("member", ["store.*"]).on_buckets(["b"])]);
     let mine = GatedQuery { bucket: "notes", gate: Arc::clone(&gate), owner: Some("bob") };
-    let options = small(LIMIT, 1.0).max_result_bytes(2 * LIMIT).auth(auth).query("mine", mine);
+    let options = with_backpressure(LIMIT, 1.0).max_result_bytes(2 * LIMIT).auth(auth).query("mine", mine);
     let test = TestServer::start_with(options).await;
     test.bucket("b", []).await;
     // The result of the second user does not fit into the buffer with anything else.
@@ -415,7 +415,7 @@ async fn no_result_of_the_previous_session_is_sent_after_a_login() {
             write(bucket, written, pad).await;
         }
     }
-    // A result of the first user is now queued behind all others. The second user logs in meanwhile.
+    // A result of the first user is now queued behind all others. The second user logs in before it is sent.
     let shut = gate.shut();
     slow.send(r#"{"id":100,"type":"auth.login","token":"bob"}"#).await;
     let is_begun = async || wait_until_async("the login has started", PATIENCE, async || gate.waiting() > 0).await;
@@ -435,4 +435,31 @@ async fn no_result_of_the_previous_session_is_sent_after_a_login() {
     };
     assert!(is_answered);
     assert_eq!((push["data"][0]["owner"].as_str(), push["data"].as_array().map(Vec::len)), (Some("bob"), Some(5)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_consumer_uses_one_task_however_often_it_falls_behind() {
+    const SUBSCRIPTIONS: usize = 20;
+    let options = options().backpressure(Backpressure::default().max_buffered_bytes(8 * 1024));
+    let server = serve(options).await;
+    let mut writer = Client::connect(&server).await;
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
+    writer.call("store.defineBucket", json!({"name": "b", "config": config})).await;
+    let mut reader = Client::connect(&server).await;
+    for _ in 0..SUBSCRIPTIONS {
+        reader.call("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+    }
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let before = tasks.num_alive_tasks();
+    for round in 0..200 {
+        let data = json!({"id": "x", "round": round, "pad": "x".repeat(5000)});
+        writer.call("store.upsert", json!({"bucket": "b", "data": data})).await;
+        // The buffer holds one result at a time, and the reader reads them all.
+        for _ in 0..SUBSCRIPTIONS {
+            assert_eq!(reader.push().await["data"][0]["round"], round);
+        }
+    }
+    let more = tasks.num_alive_tasks().saturating_sub(before);
+    assert!(more < 20, "{more} more tasks for one reader");
+    assert_eq!(server.stats().slow_consumers, 0);
 }

@@ -40,7 +40,7 @@ impl BackupServer {
         self.dir.path().join("backups")
     }
 
-    /// The names in the backup directory.
+    /// Returns the names in the backup directory.
     fn backup_names(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.backups()) else { return Vec::new() };
         let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -56,7 +56,7 @@ impl BackupServer {
     }
 }
 
-/// The texts of the notes in a data directory.
+/// Returns the texts of the notes in a data directory.
 fn texts(dir: &Path) -> Vec<String> {
     let (store, _) = Store::open(dir, StoreOptions::default()).unwrap();
     let snapshot = store.snapshot();
@@ -69,7 +69,7 @@ async fn insert(client: &mut impl RpcClient, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_has_all_records_and_can_be_restored() {
+async fn backup_has_all_records_and_can_be_restored() {
     let backup_server = BackupServer::start().await;
     let mut client = Client::connect(&backup_server.server).await;
     let expected: Vec<String> = (0..200).map(|number| format!("note {number}")).collect();

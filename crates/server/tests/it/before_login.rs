@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{Client, RoleTokens, options, serve};
 use crate::metrics_page::{MetricsPage, metric, wait_for_metrics};
-use crate::raw::{RawClient, TEXT, frame, handshake};
+use crate::raw_client::{RawClient, TEXT, frame, handshake};
 use crate::test_server::{TestServer, tokens, user};
 
 const KIB: usize = 1 << 10;
@@ -26,7 +26,7 @@ async fn serve_with(auth: Auth) -> Server {
     serve(options().auth(auth)).await
 }
 
-/// A message of this length that is not JSON.
+/// Returns a message of this length that is not JSON.
 fn filler(bytes: usize) -> String {
     "x".repeat(bytes)
 }
@@ -35,14 +35,14 @@ fn filler(bytes: usize) -> String {
 async fn message_size_is_limited_before_the_first_login() {
     let server = serve_with(Auth::new(RoleTokens)).await;
     let mut client = Client::connect(&server).await;
-    // At the limit. A failed login does not lift it.
+    // A message at the limit is accepted. A failed login does not remove the limit.
     client.call_err("auth.login", json!({"token": "unknown"})).await;
     client.send_text(filler(16 * KIB)).await;
     assert_eq!(client.receive().await["code"], "PARSE_ERROR");
     client.send_text(filler(16 * KIB + 1)).await;
     assert_eq!(client.closed().await.0, 1009);
 
-    // Also in fragments, each of them small.
+    // The limit also applies to the sum of small fragments.
     let mut raw = RawClient::websocket(&server).await;
     raw.write(&frame(0x01, filler(10 * KIB).as_bytes())).await;
     raw.write(&frame(0x80, filler(10 * KIB).as_bytes())).await;
@@ -91,7 +91,7 @@ async fn optional_login_lifts_the_limits() {
     assert_eq!(client.receive().await["code"], "PARSE_ERROR");
 }
 
-/// Messages of 1 MiB without their last byte, as an attacker would send them. Without the limit, 200 of them take 200 MiB.
+/// The clients send messages of 1 MiB without their last byte, as an attacker would. Without the limit, 200 of them would take 200 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_connections_hold_little_memory() {
     const SOCKETS: usize = 200;
@@ -103,7 +103,7 @@ async fn anonymous_connections_hold_little_memory() {
     for _ in 0..SOCKETS {
         let (mut raw, large) = (RawClient::websocket(&server).await, Arc::clone(&large));
         writing.push(tokio::spawn(async move {
-            // It is disconnected before it has written everything.
+            // The client is disconnected before it has written everything.
             let _ = raw.stream.write_all(&large).await;
             raw
         }));
@@ -120,7 +120,7 @@ async fn anonymous_connections_hold_little_memory() {
         task.await.unwrap();
     }
 
-    // Incomplete messages within the limit: each holds up to twice its size and a read buffer.
+    // Incomplete messages within the limit: each connection holds up to twice the size of its message and a read buffer.
     let mut small = frame(TEXT, filler(16 * KIB).as_bytes());
     small.pop();
     let mut sockets = Vec::new();
@@ -138,7 +138,7 @@ async fn anonymous_connections_hold_little_memory() {
 
 #[tokio::test(start_paused = true)]
 async fn client_that_does_not_log_in_is_disconnected() {
-    // With the deadline between two pings, and with pings before the deadline.
+    // Without a ping before the deadline, and with pings before it.
     for interval in [Duration::from_hours(1), Duration::from_secs(30)] {
         let options = options().auth(Auth::new(RoleTokens)).heartbeat(Heartbeat::default().interval(interval));
         let server = serve(options).await;
@@ -265,7 +265,7 @@ async fn connections_of_an_address_before_login_are_limited() {
     let too_many = (4003, "too_many_connections".to_owned());
     assert_eq!(refused().await, too_many);
     let elsewhere = RawClient::websocket_from(&server, ELSEWHERE).await;
-    // Only the first successful login releases the permit. A logout does not take it again.
+    // Only the first successful login releases the permit. A logout does not acquire it again.
     first.call_err("auth.login", json!({"token": "unknown"})).await;
     assert_eq!(refused().await, too_many);
     first.call("auth.login", json!({"token": "mara:admin"})).await;

@@ -48,7 +48,7 @@ impl Browser {
             "--host-resolver-rules=MAP evil.example 127.0.0.1",
         ]);
         command.arg(format!("--user-data-dir={}", profile.path().display())).arg(url);
-        // Its processes form a group. Those that leave the group have the profile in their environment.
+        // The processes of the browser form a group. Processes that leave the group have the profile in their environment.
         command.process_group(0).env("HOME", profile.path());
         let process = Process::try_spawn(command).unwrap_or_else(|error| {
             panic!(
@@ -77,7 +77,7 @@ impl Drop for Browser {
     }
 }
 
-/// The number of processes in this group, or with this directory in their environment.
+/// Returns the number of processes in this group, or with this directory in their environment.
 fn processes(group: &str, profile: &Path) -> usize {
     let profile = profile.as_os_str().as_encoded_bytes();
     let is_of_browser = |process: &Path| {
@@ -103,7 +103,7 @@ struct Visit {
 struct Site {
     visits: Vec<Visit>,
     server: SocketAddr,
-    verdicts: mpsc::Sender<String>,
+    outcomes: mpsc::Sender<String>,
 }
 
 impl Site {
@@ -111,12 +111,12 @@ impl Site {
         let site = Arc::new(self);
         tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
-                tokio::spawn(Arc::clone(&site).answer(socket));
+                tokio::spawn(Arc::clone(&site).respond(socket));
             }
         })
     }
 
-    async fn answer(self: Arc<Self>, mut socket: TcpStream) {
+    async fn respond(self: Arc<Self>, mut socket: TcpStream) {
         // A browser opens connections it does not use.
         let Some((head, body)) = request(&mut socket).await else { return };
         if head.to_lowercase().contains("\r\nupgrade: websocket\r\n") {
@@ -129,7 +129,7 @@ impl Site {
         let number = head.split(' ').nth(1).and_then(|path| path.trim_start_matches('/').parse::<usize>().ok());
         let content = match number {
             Some(number) if head.starts_with("POST ") => {
-                let _ = self.verdicts.send(format!("{number} {body}")).await;
+                let _ = self.outcomes.send(format!("{number} {body}")).await;
                 self.visits.get(number + 1).map(|visit| visit.page.clone()).unwrap_or_default()
             }
             Some(number) => page(&self.visits[number].socket),
@@ -163,15 +163,15 @@ async fn request(socket: &mut TcpStream) -> Option<(String, String)> {
     }
 }
 
-/// A page that reports the first message of its WebSocket, or its failure, and then loads the page named in the response.
+/// Returns a page that reports the first message of its WebSocket, or its failure, and then loads the page named in the response.
 fn page(socket: &str) -> String {
     format!(
         r#"<!DOCTYPE html><script>
         let isReported = false;
-        async function report(verdict) {{
+        async function report(outcome) {{
             if (isReported) return;
             isReported = true;
-            const response = await fetch(location.pathname, {{ method: "POST", body: verdict }});
+            const response = await fetch(location.pathname, {{ method: "POST", body: outcome }});
             const next = await response.text();
             if (next) location = next;
         }}
@@ -197,9 +197,9 @@ async fn foreign_page_cannot_connect_and_local_page_can() {
         ("localhost", server.url(), "welcome"),
         // A page of a foreign origin.
         ("evil.example", server.url(), "refused"),
-        // The same with DNS rebinding: to the browser, page and server have one origin.
+        // The same with DNS rebinding: for the browser, the page and the server have the same origin.
         ("evil.example", format!("ws://evil.example:{site}/"), "refused"),
-        // The server rejects the page, not the browser: another server admits it.
+        // The server rejects the page, and not the browser: a server that allows this origin accepts it.
         ("evil.example", open_to_evil.url(), "welcome"),
     ];
     let visit = |(number, (host, socket, _)): (usize, &(&str, String, &str))| Visit {
@@ -208,14 +208,14 @@ async fn foreign_page_cannot_connect_and_local_page_can() {
     };
     let visits: Vec<Visit> = cases.iter().enumerate().map(visit).collect();
     let first = visits[0].page.clone();
-    let (verdicts, mut reported) = mpsc::channel(cases.len());
-    let serving = Site { visits, server: server.address(), verdicts }.serve(listener);
+    let (outcomes, mut reported) = mpsc::channel(cases.len());
+    let serving = Site { visits, server: server.address(), outcomes }.serve(listener);
 
     let browser = tokio::task::spawn_blocking(move || Browser::open(&first)).await.unwrap();
     for (number, (host, socket, expected)) in cases.iter().enumerate() {
-        let verdict = timeout(BROWSER_PATIENCE, reported.recv()).await;
-        let verdict = verdict.unwrap_or_else(|_| panic!("no report from the browser: {}", browser.process.output()));
-        assert_eq!(verdict.unwrap(), format!("{number} {expected}"), "a page of {host} that connects to {socket}");
+        let outcome = timeout(BROWSER_PATIENCE, reported.recv()).await;
+        let outcome = outcome.unwrap_or_else(|_| panic!("no report from the browser: {}", browser.process.output()));
+        assert_eq!(outcome.unwrap(), format!("{number} {expected}"), "a page of {host} that connects to {socket}");
     }
     assert_eq!(metric(&server, "origins_refused_total").await, 2);
     assert_eq!(metric(&server, "connections_admitted_total").await, 2);

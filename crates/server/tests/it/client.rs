@@ -16,7 +16,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, client_async, connect_async_with_config};
 
-/// Options of a server on a free port, without pings.
+/// Returns server options with a free port, and without pings.
 pub(crate) fn options() -> ServerOptions {
     // No pings, so that a client on a slow machine is not considered dead.
     ServerOptions::default().port(0).heartbeat(Heartbeat::default().interval(Duration::from_hours(1)))
@@ -31,7 +31,7 @@ pub(crate) async fn serve_store(store: Store, options: ServerOptions) -> Server 
     Server::start(store, options).await.unwrap()
 }
 
-/// The configuration of a bucket of notes: `id` is generated, `text` required, `rank` a number with an index.
+/// Returns the configuration of a bucket of notes: `id` is generated, `text` required, `rank` a number with an index.
 pub(crate) fn notes_config() -> Json {
     json!({
         "key": "id",
@@ -44,7 +44,7 @@ pub(crate) fn notes_config() -> Json {
     })
 }
 
-/// A WebSocket client. It keeps pushes that arrive while it waits for a reply.
+/// A WebSocket client. It queues pushes that arrive while it waits for a reply.
 pub(crate) struct Client {
     pub(crate) socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     pub(crate) welcome: Json,
@@ -84,7 +84,7 @@ impl Client {
         self.socket.send(Message::text(text.into())).await.unwrap();
     }
 
-    /// Sends a request without waiting for its reply. Returns the request ID.
+    /// Sends a request without waiting for its reply. Returns the request id.
     pub(crate) async fn send(&mut self, operation: &str, params: Json) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -111,7 +111,7 @@ impl Client {
         next.expect("connection ended").expect("connection failed")
     }
 
-    /// Receives the reply to a request. Pushes that arrive before it are kept.
+    /// Receives the reply to a request, and queues the pushes that arrive before it.
     pub(crate) async fn reply(&mut self, id: u64) -> Json {
         loop {
             let message = self.receive().await;
@@ -139,7 +139,7 @@ impl Client {
         (reply["code"].as_str().unwrap().to_owned(), reply)
     }
 
-    /// The next message without an ID, which is a push or a notice.
+    /// Returns the first queued push, or receives the next message, which must be a push or a notice.
     pub(crate) async fn push(&mut self) -> Json {
         if let Some(push) = self.pushed.pop_front() {
             return push;
@@ -149,22 +149,22 @@ impl Client {
         message
     }
 
-    /// Takes the pushes that were kept so far.
+    /// Removes and returns the queued pushes.
     pub(crate) fn take_pushes(&mut self) -> Vec<Json> {
         self.pushed.drain(..).collect()
     }
 
-    /// Appends a push to those that are kept.
+    /// Adds a push to the queue.
     pub(crate) fn requeue_push(&mut self, push: Json) {
         self.pushed.push_back(push);
     }
 
-    /// Discards the pushes that were kept so far.
+    /// Discards the queued pushes.
     pub(crate) fn discard_pushes(&mut self) {
         self.pushed.clear();
     }
 
-    /// Whether no push has arrived by the time the next request is answered.
+    /// Sends a request. Returns whether no push has arrived before its reply.
     pub(crate) async fn has_no_pushes(&mut self) -> bool {
         self.call("store.buckets", json!({})).await;
         self.pushed.is_empty()
@@ -249,7 +249,7 @@ impl TokenValidator for RoleTokens {
     }
 }
 
-/// An in-memory store with a manual clock.
+/// Returns an in-memory store with a manual clock.
 pub(crate) fn store_with_clock(now: &Arc<AtomicU64>) -> Store {
     let now = Arc::clone(now);
     Store::memory(StoreOptions::default().clock(Clock::new(move || now.load(SeqCst))))

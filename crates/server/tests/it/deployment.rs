@@ -10,7 +10,7 @@ use tidewire_testkit::wait_until;
 
 use crate::client::Client;
 
-/// A file of the repository.
+/// Returns a file of the repository.
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
@@ -64,7 +64,7 @@ fn systemd_accepts_the_unit() {
     assert!(secure.status.success(), "{}", text(&secure));
 }
 
-/// A container. Dropping it removes it and its volume.
+/// A container. When it is dropped, it is removed together with its volume.
 struct Container {
     engine: &'static str,
     id: String,
@@ -93,7 +93,7 @@ impl Drop for Container {
     }
 }
 
-/// The first container engine that is installed and runs.
+/// Returns the first container engine that is installed and runs.
 fn engine() -> Option<&'static str> {
     for engine in ["podman", "docker"] {
         match run(engine, &["info"]) {

@@ -1,6 +1,6 @@
 //! Checks the documentation: links are valid, and examples run.
 //!
-//! The language of a fenced block decides how it is checked:
+//! The language of a fenced block determines how it is checked:
 //!
 //! - `session`: a WebSocket session. Lines that begin with `> ` are sent, lines that begin with `< ` must be received, in this order.
 //!   `…` in a received line matches any text. `"name":"…"` in a sent line takes the value that was received last for that member
@@ -92,7 +92,7 @@ impl Page {
         blocks
     }
 
-    /// The lines outside of fenced blocks, with their numbers from 1.
+    /// Returns the lines outside of fenced blocks, with their numbers from 1.
     fn prose(&self) -> Vec<(usize, &str)> {
         let blocks = self.blocks();
         let fenced: BTreeSet<usize> =
@@ -101,7 +101,7 @@ impl Page {
         lines.filter(|(number, _)| !fenced.contains(number)).collect()
     }
 
-    /// The configuration file of the page.
+    /// Returns the configuration file of the page.
     fn config(&self) -> Option<String> {
         let mut blocks = self.blocks().into_iter().filter(|block| {
             block.language == "toml" && block.lines.first().is_some_and(|line| line.trim() == "# tidewire.toml")
@@ -111,7 +111,7 @@ impl Page {
         Some(first.lines.join("\n"))
     }
 
-    /// The anchors that GitHub makes of the headings, and those of `<a id="…">`.
+    /// Returns the anchors that GitHub makes of the headings, and those of `<a id="…">`.
     fn anchors(&self) -> BTreeSet<String> {
         let mut anchors = BTreeSet::new();
         for (_, line) in self.prose() {
@@ -130,7 +130,7 @@ impl Page {
         anchors
     }
 
-    /// The targets of links, with the numbers of their lines.
+    /// Returns the targets of links, with the numbers of their lines.
     fn links(&self) -> Vec<(usize, String)> {
         let mut links = Vec::new();
         for (number, line) in self.prose() {
@@ -145,19 +145,19 @@ impl Page {
     }
 }
 
-/// The marks and the language of a line that opens or closes a fenced block.
+/// Returns the marks and the language of a line that opens or closes a fenced block.
 fn fence(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let marks = line.len() - line.trim_start_matches('`').len();
     (marks >= 3).then(|| (&line[..marks], line[marks..].trim()))
 }
 
-/// The line without inline code, where brackets are not links.
+/// Returns the line without inline code, where brackets are not links.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("code")
 }
 
-/// The anchor of a heading: lower case, without punctuation, hyphens for spaces.
+/// Returns the anchor of a heading: lower case, without punctuation, hyphens for spaces.
 fn slug(heading: &str) -> String {
     // GitHub uses only the text of a link.
     let mut text = String::new();
@@ -310,7 +310,7 @@ impl WorkDir {
         file
     }
 
-    /// A command that runs in this directory, without `TIDEWIRE_` variables of this process.
+    /// Returns a command that runs in this directory, without `TIDEWIRE_` variables of this process.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.0.path()).env_remove("RUST_LOG");
@@ -326,7 +326,7 @@ impl WorkDir {
 const JWKS: &str =
     r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"one","x":"vC_skYWoMmNpjjOrV0yHOJAiagTDnxVI2D2EdUlaITU"}]}"#;
 
-/// The string value of a key in a line of TOML.
+/// Returns the string value of a key in a line of TOML.
 fn value_of(line: &str, key: &str) -> Option<String> {
     let (_, value) = line.split_once(&format!("{key} = \""))?;
     value.split('"').next().map(str::to_owned)
@@ -497,7 +497,7 @@ fn record_values(values: &mut BTreeMap<String, Json>, json: &Json) {
     }
 }
 
-/// Whether `expected` matches the whole text, where `…` matches any text.
+/// Returns whether `expected` matches the whole text, where `…` matches any text.
 fn matches(expected: &str, text: &str) -> bool {
     let parts: Vec<&str> = expected.split('…').collect();
     let [first, middle @ .., last] = &parts[..] else { return expected == text };
@@ -530,14 +530,14 @@ async fn sessions_run_as_documented() {
             }
             session.expect_no_more_messages().await.err().map(|problem| (page.text.lines().count(), problem))
         };
-        // Only the first problem of a page, because later ones usually follow from it.
+        // Only the first problem of a page is reported, because later ones usually follow from it.
         problems.extend(problem.map(|(line, problem)| format!("{}:{line}:\n  {problem}", page.path.display())));
         session.process.kill();
     }
     expect_none(&problems);
 }
 
-/// The commands of a block, each with its line number. A backslash at the end of a line continues the command.
+/// Returns the commands of a block, each with its line number. A backslash at the end of a line continues the command.
 fn commands(block: &Block<'_>) -> Vec<(usize, String)> {
     let mut commands = Vec::new();
     let mut open: Option<(usize, String)> = None;
@@ -555,7 +555,7 @@ fn commands(block: &Block<'_>) -> Vec<(usize, String)> {
     commands
 }
 
-/// The words of a command, without leading variables and a trailing comment.
+/// Returns the words of a command, without leading variables and a trailing comment.
 fn words(command: &str) -> Vec<&str> {
     let command = command.split(" #").next().unwrap();
     let is_variable = |word: &&str| {
@@ -564,7 +564,7 @@ fn words(command: &str) -> Vec<&str> {
     command.split_whitespace().skip_while(is_variable).collect()
 }
 
-/// Whether the test can run the command: it needs no running server, and no file outside its directory.
+/// Returns whether the test can run the command: it needs no running server, and no file outside its directory.
 fn can_run(words: &[&str]) -> bool {
     let is_outside = |word: &&str| word.matches('/').count() > 1 && word.starts_with('/');
     words[1..].first() != Some(&"revoke")
@@ -651,7 +651,7 @@ fn anchors_match_those_of_github() {
 }
 
 #[test]
-fn an_ellipsis_matches_any_text() {
+fn ellipsis_matches_any_text() {
     for (expected, text, is_match) in [
         ("{\"a\":1}", "{\"a\":1}", true),
         ("{\"a\":1}", "{\"a\":12}", false),

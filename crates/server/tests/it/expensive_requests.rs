@@ -1,4 +1,4 @@
-//! Expensive requests: they delay only their own connection, and are limited.
+//! Expensive requests delay only their own connection, and are limited.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn serve_texts(options: ServerOptions) -> Server {
     serve_store(store, options).await
 }
 
-/// A filter that takes seconds on the texts: each condition searches all of them. A request with it is small enough to be parsed on
+/// Returns a filter that takes seconds on the texts: each condition searches all of them. A request with it is small enough to be parsed on
 /// the I/O thread, so it enters the pool once.
 fn expensive_filter() -> Json {
     let condition = |n: usize| json!({"text": {"$contains": format!("{}{n}", "spring tide ".repeat(12))}});

@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{Client, RoleTokens, notes_config, options, serve, serve_store, wait_for_connections};
 use crate::metrics_page::metric;
-use crate::raw::RawClient;
+use crate::raw_client::RawClient;
 
 fn with_heartbeat(interval: u64, timeout: u64) -> ServerOptions {
     let heartbeat = Heartbeat::default().interval(Duration::from_millis(interval));
@@ -32,7 +32,7 @@ async fn pong(client: &mut Client, timestamp: serde_json::Value) {
     client.send_text(json!({"type": "pong", "timestamp": timestamp}).to_string()).await;
 }
 
-/// The elapsed time in seconds, because timers are accurate to milliseconds only.
+/// Returns the elapsed time in seconds, because timers are accurate to milliseconds only.
 fn seconds(since: Instant) -> u64 {
     since.elapsed().as_secs()
 }
@@ -154,7 +154,7 @@ async fn with_large_bucket(options: ServerOptions) -> (Server, RawClient) {
 
 const LARGE_QUERY: &str = r#"{"id":1,"type":"store.all","bucket":"b"}"#;
 
-/// Holds the paused clock: while it lives, only `advance` moves time, however long the sockets take.
+/// Stops the paused clock from advancing by itself: until it is dropped, only `advance` moves time, however long the sockets take.
 struct HeldClock {
     _release: std::sync::mpsc::Sender<()>,
 }
@@ -241,7 +241,7 @@ async fn half_open_connection_is_closed() {
     let proxy = FaultProxy::start(server.address());
     let mut client = Client::connect_to(&format!("ws://{}/", proxy.addr())).await;
     proxy.inject(Faults::default().half_open(true));
-    // The pong does not arrive, and the server gets no end of stream.
+    // The pong does not arrive, and the server sees no end of the stream.
     pong(&mut client, json!(1e300)).await;
     wait_for_connections(&server, 0).await;
 }

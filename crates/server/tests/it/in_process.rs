@@ -12,7 +12,7 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::time::timeout;
 
 use crate::client::{Client, options, serve};
-use crate::gate::{Gate, GatedQuery};
+use crate::gated_query::{Gate, GatedQuery};
 use crate::metrics_page::MetricsPage;
 use crate::test_server::{TestServer, allow_only, own_rows, tokens, user};
 
@@ -146,7 +146,7 @@ async fn subscriptions_push_results_deltas_and_their_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_gets_the_newest_result() {
+async fn slow_reader_gets_the_newest_result() {
     let (_server, client) = serve_tides().await;
     let mut results = client.subscribe::<Vec<Json>>(json!({"config": {"bucket": "tides"}})).await.unwrap();
     for number in 0..1000 {

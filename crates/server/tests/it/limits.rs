@@ -13,7 +13,7 @@ use crate::client::{
     Client, RoleTokens, notes_config, options, serve, serve_store, store_with_clock, wait_for_connections,
 };
 use crate::metrics_page::wait_for_metrics;
-use crate::raw::{RawClient, TEXT, frame, handshake};
+use crate::raw_client::{RawClient, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_per_address_are_limited() {
@@ -32,7 +32,7 @@ async fn connections_per_address_are_limited() {
     first.call("store.buckets", json!({})).await;
     drop(second);
     wait_for_connections(&server, 1).await;
-    // The permit is released shortly after the connection has left the count.
+    // The permit is released shortly after the connection is no longer counted.
     wait_for_permit(&server).await.call("store.buckets", json!({})).await;
 }
 
@@ -89,7 +89,7 @@ async fn idle_sockets_count_as_connections() {
     }
 }
 
-/// The writer is busy. Of a hundred writes of 60 KB, only 4 MiB are started.
+/// While the writer is blocked, at most 4 MiB of writes are in flight, although the client sends a hundred writes of 60 KB.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_in_flight_are_limited_in_bytes() {
     const WRITES: usize = 100;
@@ -106,7 +106,7 @@ async fn writes_in_flight_are_limited_in_bytes() {
     let text = "x".repeat(60_000);
     let write = |id| json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": text}}).to_string();
     let mut raw = raw.split((0..WRITES).flat_map(|id| frame(TEXT, write(id).as_bytes())).collect());
-    // One more has been read, and is held back.
+    // One more write has been read, and waits.
     let page = wait_for_metrics(&server, "4 MiB are in flight, and not more", |page| {
         page.get("memory_used_bytes") > 4 << 20 && page.get("store_writes_waiting") == (4 << 20) / 61_000
     })

@@ -11,7 +11,7 @@ use tidewire::{Code, RateLimit};
 
 use crate::client::Client;
 use crate::metrics_page::MetricsPage;
-use crate::raw::RawClient;
+use crate::raw_client::RawClient;
 use crate::test_server::{TestServer, ids, object};
 
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);

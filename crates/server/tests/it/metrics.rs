@@ -1,18 +1,18 @@
-//! Every metric of `/metrics` is documented, and moves when it should.
+//! Every metric of `/metrics` is documented, and counts its events.
 //!
-//! Asserted elsewhere:
+//! These metrics are tested in other modules:
 //!
 //! | Metrics | Module |
 //! |---|---|
-//! | `store_*`, `engine_*`, `live_restarts_total` | [`storage`](crate::storage) |
+//! | `store_*`, `engine_*`, `live_restarts_total` | [`store_health`](crate::store_health) |
 //! | `live_kept_bytes`, `live_evaluations_total`, `live_reevaluations_total`, `live_too_costly_total` | [`expensive_requests`](crate::expensive_requests) |
-//! | `slow_consumers_total`, `heartbeats_missed_total`, `sessions_revoked_total`, `panics_total` | [`disconnects`](crate::disconnects) |
-//! | `connections_ended_total` for `handle`, `handler` and `panic` | [`disconnects`](crate::disconnects) |
+//! | `slow_consumers_total`, `heartbeats_missed_total`, `sessions_revoked_total`, `panics_total` | [`close_codes`](crate::close_codes) |
+//! | `connections_ended_total` for `handle`, `handler` and `panic` | [`close_codes`](crate::close_codes) |
 //! | `pushes_replaced_total`, `pushes_held_back_total`, `requests_backpressure_total` | [`backpressure`](crate::backpressure) |
-//! | `memory_*` | [`disconnects`](crate::disconnects), [`limits`](crate::limits) |
+//! | `memory_*` | [`close_codes`](crate::close_codes), [`limits`](crate::limits) |
 //! | `subscriptions_ended_total` | [`subscriptions`](crate::subscriptions) |
 //! | `backups_total`, `backups_failed_total` | [`backup`](crate::backup) |
-//! | `requests_slow_total` | [`spans`](crate::spans) |
+//! | `requests_slow_total` | [`request_tracing`](crate::request_tracing) |
 //! | `forwarded_*`, `proxy_headers_refused_total` | [`proxies`](crate::proxies) |
 //! | `logins_timed_out_total`, `before_login_rate_limited_total` | [`before_login`](crate::before_login) |
 //! | `logins_throttled_total` | [`login_throttle`](crate::login_throttle) |
@@ -30,9 +30,9 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::client::{Client, RoleTokens, RpcClient as _, notes_config, options, serve, wait_for_connections};
 use crate::metrics_page::{MetricsPage, metric, wait_for_metrics};
-use crate::raw::{RawClient, TEXT, frame, handshake};
+use crate::raw_client::{RawClient, TEXT, frame, handshake};
 
-/// The metric names in the table of the manual.
+/// Returns the metric names in the table of the manual.
 fn documented() -> Vec<String> {
     let manual = include_str!("../../../../docs/reference/metrics.md");
     let (_, section) = manual.split_once("\n## Metrics\n").expect("a section on metrics");
@@ -302,7 +302,7 @@ async fn unsent_pushes_are_counted() {
     stalled.json().await;
     let record = json!({"id": "x", "text": "x".repeat(20_000)});
     let mut written = 0;
-    // Replaced before they were sent, so one is queued.
+    // The results were replaced before they were sent, so one is queued.
     while metric(&server, "pushes_replaced_total").await < 3 {
         assert!(written < 20_000, "the client reads");
         local.insert::<Json>("notes", record.clone()).await.unwrap();

@@ -6,7 +6,7 @@ use tidewire::Server;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::raw::RawClient;
+use crate::raw_client::RawClient;
 
 /// The samples of one page, by name and labels, without the prefix `tidewire_`.
 #[derive(Debug)]
@@ -48,30 +48,30 @@ impl MetricsPage {
         Self { types, samples }
     }
 
-    /// The text of a sample, by its name with labels as on the page.
+    /// Returns the text of a sample, by its name with labels as on the page.
     pub(crate) fn text(&self, sample: &str) -> Option<&str> {
         self.samples.get(sample).map(String::as_str)
     }
 
-    /// The value of a sample. Panics if it is missing.
+    /// Returns the value of a sample. Panics if it is missing.
     pub(crate) fn get(&self, sample: &str) -> u64 {
         let text = self.text(sample).unwrap_or_else(|| panic!("{sample} is not on the page: {self:?}"));
         text.parse().unwrap_or_else(|_| panic!("{sample} is {text}"))
     }
 
-    /// The number of requests to an operation with this outcome.
+    /// Returns the number of requests to an operation with this outcome.
     pub(crate) fn requests(&self, operation: &str, outcome: &str) -> u64 {
         let sample = format!("operation_requests_total{{operation=\"{operation}\",outcome=\"{outcome}\"}}");
         self.text(&sample).map_or(0, |text| text.parse().unwrap())
     }
 
-    /// The number of connections that ended for this reason.
+    /// Returns the number of connections that ended for this reason.
     pub(crate) fn ended(&self, reason: &str) -> u64 {
         self.get(&format!("connections_ended_total{{reason=\"{reason}\"}}"))
     }
 }
 
-/// The current value of one metric.
+/// Reads the current value of one metric.
 pub(crate) async fn metric(server: &Server, name: &str) -> u64 {
     MetricsPage::read(server).await.get(name)
 }

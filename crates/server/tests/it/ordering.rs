@@ -4,9 +4,9 @@ use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
 
 use crate::client::{Client, notes_config, options, serve, serve_store};
-use crate::tides::{serve_tides, tides_config};
+use crate::tides_server::{serve_tides, tides_config};
 
-/// The IDs of answered requests, and the pushes, each with the number of replies before it.
+/// The ids of answered requests, and the pushes, each with the number of replies before it.
 struct Received {
     answered: Vec<u64>,
     pushes: Vec<(usize, Json)>,
@@ -57,7 +57,7 @@ async fn reply_to_a_write_precedes_its_push() {
 async fn reply_to_subscribe_precedes_its_first_push() {
     let (server, mut writer) = serve_tides().await;
     let mut client = Client::connect(&server).await;
-    // Another client writes all the time.
+    // Another client writes during the whole test.
     let writing = tokio::spawn(async move {
         for level in 0..200 {
             let data = json!({"port": "Hook", "level": level});
@@ -144,7 +144,7 @@ async fn definitions_and_writes_keep_their_order() {
     }
 }
 
-/// Every client writes and subscribes. Deltas arrive in commit order.
+/// Every client writes and subscribes.
 #[tokio::test(flavor = "multi_thread")]
 async fn deltas_arrive_in_commit_order() {
     let (server, _client) = serve_tides().await;
@@ -206,7 +206,7 @@ async fn concurrent_writes_share_syncs() {
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;
     client.call("store.defineBucket", json!({"name": "tides", "config": tides_config()})).await;
-    // How many writes share a sync depends on the speed of the disk. Even with a very fast one, some do.
+    // The number of writes that share a sync depends on the speed of the disk. Even on a very fast disk, some writes share one.
     let mut inserts = 0;
     let mut syncs = 0;
     for _ in 0..10 {
@@ -225,7 +225,7 @@ async fn concurrent_writes_share_syncs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reply_precedes_the_end_it_causes_and_nothing_follows_the_end() {
+async fn reply_precedes_the_end_message_it_causes_and_no_push_follows_the_end() {
     let (server, mut client) = serve_tides().await;
     let mut other = Client::connect(&server).await;
     for mode in ["whole", "delta"] {
@@ -250,7 +250,7 @@ async fn reply_precedes_the_end_it_causes_and_nothing_follows_the_end() {
                 let cause = if has_ended { dropped } else { insert };
                 assert!(answered.contains(&cause), "{message}");
             }
-            // The other client is notified too. The next push to either belongs to the next round.
+            // The other client is notified too. The next push to either client belongs to the next round.
             while other.push().await.get("error").is_none() {}
         }
     }
@@ -278,7 +278,7 @@ async fn subscriber_of_its_own_writes_gets_each_reply_first_and_deltas_in_order(
     let mut ids = Vec::new();
     let (mut sent, mut answered, mut last_delta) = (0, 0, 0);
     while last_delta < WRITES {
-        // At most two in flight.
+        // At most two writes are in flight.
         while sent < WRITES && sent < answered + 2 {
             sent += 1;
             let update = json!({"bucket": "notes", "key": "a", "data": {"rank": sent}});
@@ -300,7 +300,7 @@ async fn subscriber_of_its_own_writes_gets_each_reply_first_and_deltas_in_order(
     }
 }
 
-/// The rank of the only note.
+/// Returns the rank of the only note.
 fn rank(push: &Json) -> u64 {
     let data = &push["data"];
     let rows = data.get("changed").or_else(|| data.get("reset")).unwrap_or(data);

@@ -6,7 +6,7 @@ use tidewire::auth::Auth;
 
 use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
 use crate::metrics_page::metric;
-use crate::raw::{RawClient, handshake};
+use crate::raw_client::{RawClient, handshake};
 
 /// Performs a handshake with this host and additional header lines. Returns the status and the text of a refusal, which must end
 /// the connection.

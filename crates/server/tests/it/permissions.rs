@@ -20,13 +20,13 @@ async fn start_server(auth: Auth) -> TestServer {
     test
 }
 
-/// The error code of a reply, empty for a result.
+/// Sends a request. Returns the error code of the reply; empty for a result.
 async fn code(client: &mut Client, operation: &str, params: Json) -> String {
     let id = client.send(operation, params).await;
     client.reply(id).await["code"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Every operation on a bucket, in an order in which each can succeed.
+/// Returns every operation on a bucket, in an order in which each can succeed.
 fn requests(bucket: &str) -> Vec<(&'static str, Json)> {
     vec![
         ("store.get", json!({"bucket": bucket, "key": "a"})),
@@ -71,7 +71,7 @@ async fn bucket_rule_applies_to_its_bucket_in_every_operation() {
         assert_eq!(failed, "FORBIDDEN", "{operation} {params}");
         assert!(error.get("details").is_none(), "{error}");
     }
-    // Nor whether another bucket exists.
+    // The errors do not reveal whether another bucket exists.
     for (operation, params) in requests("none") {
         assert_eq!(code(&mut client, operation, params.clone()).await, expected_for_undefined(operation, &params));
     }
@@ -86,7 +86,8 @@ async fn bucket_rule_applies_to_its_bucket_in_every_operation() {
     }
 }
 
-/// An undefined query has no bucket, so it is reported to every user with permission to subscribe.
+/// Returns the error code for an undefined bucket. An undefined query has no bucket, so it is reported to every user with permission to
+/// subscribe.
 fn expected_for_undefined(operation: &str, params: &Json) -> &'static str {
     if operation == "store.subscribe" && params.get("query").is_some() { "QUERY_NOT_DEFINED" } else { "FORBIDDEN" }
 }
@@ -176,7 +177,7 @@ async fn own_subscriptions_can_be_cancelled_without_a_rule() {
     assert_eq!(code(&mut client, "store.unsubscribe", params).await, "NOT_FOUND");
 }
 
-/// Records the checks, and decides by the resource.
+/// Records the checks. The resource determines the result.
 #[derive(Default)]
 struct RecordingCheck(Mutex<Vec<(String, String, String)>>);
 
@@ -195,7 +196,7 @@ impl PermissionCheck for RecordingCheck {
 #[tokio::test(flavor = "multi_thread")]
 async fn custom_check_takes_precedence_over_rules() {
     let checks = Arc::new(RecordingCheck::default());
-    // Rules that contradict the check.
+    // The rules contradict the check.
     let rules = [Rule::new("diver", ["*"]).on_buckets(["other", "third"])];
     let test = start_server(allow_only(tokens([user("dee", &["diver"])]), rules).check(Arc::clone(&checks))).await;
     test.bucket("third", []).await;

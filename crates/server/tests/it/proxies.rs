@@ -16,9 +16,9 @@ use tokio::net::TcpStream;
 
 use crate::client::{options, serve, wait_for_connections};
 use crate::metrics_page::{MetricsPage, metric};
-use crate::raw::{RawClient, TEXT, frame, handshake};
+use crate::raw_client::{RawClient, TEXT, frame, handshake};
 
-/// Options of a server that trusts a proxy on this machine, and those in 10.0.0.0/8.
+/// Returns options of a server that trusts a proxy on this machine, and those in 10.0.0.0/8.
 fn behind_proxy() -> ServerOptions {
     options().trusted_proxies(["127.0.0.1", "10.0.0.0/8"].map(|network| network.parse().unwrap()))
 }
@@ -31,7 +31,7 @@ async fn websocket(mut raw: RawClient, lines: &str) -> RawClient {
     raw
 }
 
-/// The remote address of the only client, as the server sees it.
+/// Returns the remote address of the only client, as the server sees it.
 fn address(server: &Server) -> IpAddr {
     let connections = server.connections();
     assert_eq!(connections.len(), 1);
@@ -138,7 +138,7 @@ async fn trusted_proxy_sets_the_host_of_a_page() {
     assert_eq!(raw.head().await.0, 403);
 }
 
-/// A header of the PROXY protocol.
+/// Returns a header of the PROXY protocol.
 fn proxy_header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     let mut header = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
     header.extend([command, family]);
@@ -147,7 +147,7 @@ fn proxy_header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     header
 }
 
-/// A PROXY protocol header with this client address.
+/// Returns a PROXY protocol header with this client address.
 fn proxy_header_of(client: [u8; 4]) -> Vec<u8> {
     proxy_header(0x21, 0x11, &[&client[..], &[127, 0, 0, 1, 0x12, 0x67, 0x1f, 0x90]].concat())
 }
@@ -199,7 +199,7 @@ async fn proxy_protocol_sets_the_client_address() {
     }
 }
 
-/// The number of refused PROXY headers. Read from an untrusted address, because trusted proxies must send a header.
+/// Reads the number of refused PROXY headers. Connects from an untrusted address, because trusted proxies must send a header.
 async fn refused_headers(server: &Server) -> u64 {
     let mut raw = RawClient::connect_from(server, [127, 0, 0, 2]).await;
     raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;

@@ -12,7 +12,7 @@ use crate::client::{Client, options, serve};
 use crate::metrics_page::metric;
 use crate::test_server::{TestServer, tokens, user};
 
-/// Options of a reload with this auth.
+/// Returns options of a reload with this auth.
 fn with(auth: Auth) -> tidewire::ServerOptions {
     options().auth(auth)
 }
@@ -21,7 +21,7 @@ fn with(auth: Auth) -> tidewire::ServerOptions {
 async fn reload_ends_sessions_of_removed_tokens_only() {
     let test = TestServer::start(tokens([user("ann", &["writer"]), user("bob", &["writer"])])).await;
     let (mut ann, mut bob) = (test.client("ann").await, test.client("bob").await);
-    // The host created this session without a token, so it is not affected.
+    // The embedding program created this session without a token, so it is not affected.
     let local = test.server.client(Session::new("ann", ["writer"]));
     assert_eq!(test.server.reload(&with(tokens([user("bob", &["writer"]), user("eve", &["reader"])]))).unwrap(), 1);
     assert_eq!(ann.push().await["event"], "session_revoked");
@@ -54,7 +54,7 @@ async fn reload_cannot_turn_auth_or_tls_on_or_off() {
     Client::connect(&open).await.call("store.buckets", json!({})).await;
 }
 
-/// Accepts every token, after a permit.
+/// Accepts every token, once it has a permit.
 struct BlockingValidator {
     started: Semaphore,
     permits: Semaphore,
@@ -70,7 +70,7 @@ impl TokenValidator for BlockingValidator {
     }
 }
 
-/// Rejects every token and keeps no session.
+/// Rejects every token and every existing session.
 struct RejectAll;
 
 impl TokenValidator for RejectAll {

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
 
 use crate::client::{Client, options, serve_store};
-use crate::tides::{FOUR_TIDES, expect_error, insert_tides, serve_tides, tide, tides_config};
+use crate::tides_server::{FOUR_TIDES, expect_error, insert_tides, serve_tides, tide, tides_config};
 
 /// Applies a delta to a result as a client would.
 fn apply(result: &mut Json, delta: &Json) {
@@ -68,7 +68,7 @@ fn queries() -> Vec<Json> {
     .collect()
 }
 
-/// A random write to the bucket.
+/// Returns a random write to the bucket.
 fn change() -> impl Strategy<Value = (&'static str, Json)> {
     let key = 1..12_u64;
     let level = prop_oneof![4 => (0..7_i64).prop_map(Json::from), 1 => Just(Json::Null)];
@@ -139,7 +139,7 @@ impl Subscriber {
         }
     }
 
-    /// Applies pushes until all results are these.
+    /// Applies pushes until the results equal the expected ones.
     async fn catch_up(&mut self, expected: &[Json]) {
         while self.states.iter().zip(expected).any(|((_, state), expected)| state.data != *expected) {
             let push = self.client.push().await;
@@ -156,7 +156,7 @@ async fn query_all(client: &mut Client) -> Vec<Json> {
     results
 }
 
-/// Random commits. Deltas, snapshots and queries must agree after each batch.
+/// Runs random commits. Deltas, snapshots and queries must agree after each batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn deltas_agree_with_snapshots() {
     let (server, mut writer) = serve_tides().await;

@@ -11,10 +11,10 @@ use tidewire_store::Answer;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::sync::Notify;
 
-use crate::client::{Client, options};
-use crate::gate::Gate;
+use crate::client::{Client, RoleTokens, options, serve};
+use crate::gated_query::Gate;
 use crate::metrics_page::{metric, wait_for_metrics};
-use crate::raw::RawClient;
+use crate::raw_client::RawClient;
 use crate::test_server::{TestServer, allow_only, ids, object, own_rows, tokens, user};
 
 fn people() -> Auth {
@@ -116,7 +116,7 @@ async fn serve_boats(is_required: bool) -> TestServer {
     test
 }
 
-/// The IDs of all boats.
+/// The ids of all boats.
 #[derive(Debug)]
 struct Ids;
 
@@ -133,7 +133,7 @@ impl ProgrammaticQuery for Ids {
     }
 }
 
-/// All kinds of subscriptions to the boats: by name, by config, programmatic, with positions and with deltas.
+/// Returns all kinds of subscriptions to the boats: by name, by config, programmatic, with positions and with deltas.
 fn subscribe_params() -> [Json; 6] {
     [
         json!({"query": "boats"}),
@@ -191,7 +191,7 @@ async fn login_without_permission_ends_subscriptions() {
     }
 }
 
-/// The IDs in a push with a snapshot or a reset.
+/// Returns the ids in a push with a snapshot or a reset.
 fn seen(push: &Json) -> Vec<&str> {
     ids(push["data"].get("reset").unwrap_or(&push["data"]))
 }
@@ -350,7 +350,7 @@ async fn no_queued_delta_follows_the_reply_to_a_login_of_another_user() {
     assert_eq!(ids(&raw.json().await["data"]["added"]), ["a2"]);
 }
 
-/// Accepts the token `ann`, and never completes for others.
+/// Accepts the token `ann`. The validation of other tokens never completes.
 struct StallingValidator;
 
 impl TokenValidator for StallingValidator {
@@ -378,7 +378,7 @@ async fn login_that_times_out_changes_nothing() {
     assert_eq!(seen(&client.push().await), ["a"]);
 }
 
-/// The query is undefined before the login, and live queries may not have ended the subscription yet.
+/// The query is undefined before the login, but the live query may not have ended the subscription yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_queued_delta_of_an_undefined_query_follows_a_login() {
     let test = serve_boats(true).await;
@@ -388,7 +388,7 @@ async fn no_queued_delta_of_an_undefined_query_follows_a_login() {
     assert!(!pushed.iter().any(|push| push.to_string().contains("bobs")), "{pushed:?}");
 }
 
-/// However often a client logs in, at most one computation of its programmatic query runs and one is queued.
+/// Repeated logins queue at most one computation of a programmatic query, in addition to the running one.
 #[tokio::test(flavor = "multi_thread")]
 async fn logins_do_not_queue_computations() {
     let gate = Arc::new(Gate::default());
@@ -406,7 +406,7 @@ async fn logins_do_not_queue_computations() {
     let before = query.calls.load(SeqCst);
     drop(shut);
     test.write(|draft| draft.insert("boats", object(json!({"id": "end"})))).await;
-    // The last result follows everything that was queued.
+    // The last result arrives after everything that was queued.
     while client.push().await["data"] != 1 {}
     assert!(
         query.calls.load(SeqCst) <= before + 3,
@@ -437,7 +437,7 @@ impl ProgrammaticQuery for BoatCount {
     }
 }
 
-/// Otherwise a session could start on a connection that a revocation has closed.
+/// A session must not start on a connection that a revocation has closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn login_on_a_closed_connection_does_not_start_a_session() {
     let (entered, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -460,7 +460,7 @@ async fn login_on_a_closed_connection_does_not_start_a_session() {
     drop(client);
 }
 
-/// Lets a test act while a login is validated.
+/// Notifies the test when the validation of a login starts, and waits until the test releases it.
 struct NotifyingValidator {
     entered: Arc<Notify>,
     release: Arc<Notify>,
@@ -474,4 +474,22 @@ impl TokenValidator for NotifyingValidator {
             Ok(Some(Session::new(token, ["writer"])))
         })
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn revocation_predicate_may_inspect_the_server() {
+    let options = options().auth(Auth::new(RoleTokens));
+    let server = serve(options).await;
+    let mut client = Client::connect(&server).await;
+    client.call("auth.login", json!({"token": "ann:reader"})).await;
+    let (revoked, result) = std::sync::mpsc::channel();
+    // Runs on its own thread, so that a deadlock fails the test.
+    std::thread::spawn(move || {
+        let count =
+            server.revoke_sessions(|session| server.connections()[0].user_id.as_ref() == Some(&session.user_id));
+        revoked.send((count, server)).unwrap();
+    });
+    let (count, _server) = result.recv_timeout(PATIENCE).expect("deadlock in revoke_sessions");
+    assert_eq!(count, 1);
+    assert_eq!(client.closed().await, (4002, "session_revoked".to_owned()));
 }

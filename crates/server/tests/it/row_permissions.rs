@@ -29,7 +29,7 @@ fn boats() -> Vec<Json> {
     ]
 }
 
-/// All boats, read by a user who sees every row.
+/// Reads all boats as a user who sees every row.
 async fn all(test: &TestServer) -> Json {
     test.client("sea").await.call("store.all", json!({"bucket": "boats"})).await
 }
@@ -77,7 +77,7 @@ async fn reads_return_visible_rows() {
         (ids(&page["records"]), &page["hasMore"], &page["nextCursor"]),
         (vec!["a2"], &json!(false), &json!("a2"))
     );
-    // A hidden row is like a missing one as a cursor.
+    // As a cursor, a hidden row is treated like a missing one.
     let nowhere = json!({"records": [], "hasMore": false});
     for after in ["b1", "b2", "none"] {
         assert_eq!(call("store.paginate", json!({"limit": 9, "after": after})).await, nowhere, "{after}");
@@ -173,7 +173,7 @@ async fn writes_affect_only_rows_that_are_and_stay_visible() {
     let of = |owner: &str, id: &str| json!({"id": id, "owner": owner, "n": 0});
     let one = |op: Json| json!({"operations": [{"op": "count", "bucket": "boats"}, op]});
     for (operation, params, expected) in [
-        // Neither with another owner nor without one.
+        // A record must not have another owner, or no owner.
         ("store.insert", json!({"data": of("bob", "x")}), "FORBIDDEN"),
         ("store.insert", json!({"data": {"id": "x"}}), "FORBIDDEN"),
         // A hidden row is not replaced: its key is taken, like a unique value.
@@ -224,7 +224,7 @@ async fn writes_affect_only_rows_that_are_and_stay_visible() {
     let data = |index: usize| &results["results"][index]["data"];
     assert_eq!((data(0), &data(1)["id"], ids(data(2))), (&Json::Null, &json!("a1"), vec!["a1", "a2"]));
     assert_eq!((data(3), data(4)), (&Json::Null, &json!(2)));
-    // Her own rows can be written freely.
+    // There is no restriction on her own rows.
     let bucket = |params: Json| {
         let mut params = params;
         params["bucket"] = json!("boats");
@@ -242,7 +242,7 @@ async fn writes_affect_only_rows_that_are_and_stay_visible() {
     assert_eq!(ids(&all(&test).await), ["b1", "b2", "b3"]);
 }
 
-/// The reply to a request about a row, with the key replaced by a placeholder.
+/// Sends a request about a row. Returns the reply, with the key replaced by a placeholder.
 async fn reply_without_key(client: &mut Client, key: &str, operation: &str, params: &Json) -> String {
     let params: Json = serde_json::from_str(&params.to_string().replace("KEY", key)).unwrap();
     let id = client.send(operation, params).await;
@@ -342,7 +342,7 @@ async fn role_with_hidden_rows_cannot_undefine_queries() {
     bob.call("store.subscribe", json!({"query": "boats", "pos": true})).await;
     let mut ann = test.client("ann").await;
     assert_eq!(code(&mut ann, "store.undefineQuery", json!({"name": "boats"})).await, "FORBIDDEN");
-    // Nor learn which queries exist.
+    // The error does not reveal which queries exist.
     assert_eq!(code(&mut ann, "store.undefineQuery", json!({"name": "none"})).await, "FORBIDDEN");
     assert!(bob.has_no_pushes().await);
     test.client("sea").await.call("store.undefineQuery", json!({"name": "boats"})).await;
@@ -509,7 +509,7 @@ async fn programmatic_query_sees_the_rows_of_its_caller() {
     }
 }
 
-/// Two tokens of the same user with different metadata.
+/// Returns auth options with two tokens of the same user with different metadata.
 fn crews() -> Auth {
     let crew = |crew: &str| user_with_metadata("ann", &["mate"], json!({"crew": crew}));
     let named = [("red", crew("red")), ("blue", crew("blue"))];

@@ -102,7 +102,7 @@ async fn start(store: &Store, ttl: Duration) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn revocations_are_durable_if_the_host_declares_the_system_buckets() {
+async fn revocations_are_durable_if_the_program_declares_the_system_buckets() {
     let dir = tempfile::tempdir().unwrap();
     let hour = Duration::from_hours(1);
     for is_declared in [false, true] {

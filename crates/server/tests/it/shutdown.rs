@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::client::{Client, notes_config, options, serve, serve_store};
 use crate::metrics_page::{MetricsPage, metric, wait_for_metrics};
-use crate::raw::{CLOSE, RawClient, TEXT, frame, handshake};
+use crate::raw_client::{CLOSE, RawClient, TEXT, frame, handshake};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -224,4 +224,22 @@ async fn request_that_does_not_end_is_abandoned_and_its_client_gets_a_close_fram
     assert!(start.elapsed() < Duration::from_secs(13), "{:?}", start.elapsed());
     assert_eq!(raw.json().await["event"], "shutdown");
     assert_eq!(raw.immediate_close().await, (1000, "server_shutdown".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn incomplete_http_head_does_not_delay_a_stopped_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options().handshake_timeout(HOUR);
+    let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
+    let server = serve_store(store, options).await;
+    let mut raw = RawClient::connect(&server).await;
+    raw.write(b"GET /hea").await;
+    // A later client is served, so the server has accepted this socket.
+    drop(Client::connect(&server).await);
+    server.stop(Duration::ZERO).await;
+    tidewire_testkit::wait_until_async("the data directory is released", PATIENCE, async || {
+        Store::open(dir.path(), StoreOptions::default()).is_ok()
+    })
+    .await;
+    assert!(!raw.read_some().await);
 }

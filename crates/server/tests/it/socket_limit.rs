@@ -7,7 +7,7 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{options, serve};
 use crate::metrics_page::MetricsPage;
-use crate::raw::{RawClient, handshake};
+use crate::raw_client::{RawClient, handshake};
 
 /// The address of the clients. The metrics are read from another one.
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);

@@ -5,7 +5,7 @@ use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, RpcClient as _, options, serve, serve_store};
-use crate::tides::{
+use crate::tides_server::{
     FOUR_TIDES, NOW, expect_error, expect_invalid_params, insert_tides, serve_tides, serve_tides_locally, tides_config,
 };
 
@@ -327,4 +327,16 @@ async fn unsupported_operations_are_rejected() {
     let long = "x".repeat(100_000);
     let message = expect_error(&mut client, &long, json!({}), "UNKNOWN_OPERATION").await;
     assert!(message.len() < 200, "a long name must be truncated: {message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bucket_with_references_to_it_cannot_be_dropped() {
+    let (_server, mut client) = serve_tides().await;
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "tide": {"type": "number", "ref": "tides"}}});
+    client.call("store.defineBucket", json!({"name": "boats", "config": config})).await;
+    let message = expect_error(&mut client, "store.dropBucket", json!({"name": "tides"}), "VALIDATION_ERROR").await;
+    assert!(message.contains("boats") && message.contains("tide"), "{message}");
+    assert_eq!(client.call("store.buckets", json!({})).await["names"], json!(["tides", "boats"]));
+    client.call("store.dropBucket", json!({"name": "boats"})).await;
+    client.call("store.dropBucket", json!({"name": "tides"})).await;
 }

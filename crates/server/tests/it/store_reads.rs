@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use crate::client::{Client, RpcClient as _, options};
-use crate::tides::{
+use crate::tides_server::{
     FOUR_TIDES, expect_error, expect_invalid_params, insert_tides, serve_tides, serve_tides_locally, serve_tides_with,
     tide, tides_config,
 };

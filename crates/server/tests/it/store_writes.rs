@@ -7,7 +7,7 @@ use tidewire::auth::{Auth, Session, StaticToken, StaticTokens, TokenValidator, V
 use tidewire_store::Store;
 
 use crate::client::{Client, RpcClient as _, options, serve_store};
-use crate::tides::{
+use crate::tides_server::{
     FOUR_TIDES, NOW, expect_error, expect_error_details, expect_invalid_params, insert_tides, serve_tides,
     serve_tides_locally, serve_tides_with, store_options, tide, tides_config,
 };
@@ -322,7 +322,7 @@ async fn idempotency_keys_of_anonymous_clients_are_per_address() {
     let insert = |port: &str| json!({"bucket": "tides", "data": {"port": port, "level": 1}, "idempotencyKey": "k"});
     let first = client.call("store.insert", insert("Hook")).await;
     let mut other = Client::connect_from([127, 0, 0, 2].into(), &server).await;
-    // Neither a repeated write nor a conflict.
+    // The key of another address is neither a repetition nor a conflict.
     assert_eq!(other.call("store.insert", insert("Brest")).await, tide(2, "Brest", 1));
     assert_eq!(other.call("store.insert", insert("Brest")).await, tide(2, "Brest", 1));
     // In-process clients have their own keys.
@@ -331,7 +331,7 @@ async fn idempotency_keys_of_anonymous_clients_are_per_address() {
     assert_eq!(client.call("store.insert", insert("Hook")).await, first);
 }
 
-/// A user ID that looks like an address must not share the keys of that address.
+/// A user id that looks like an address must not share the keys of that address.
 #[tokio::test(flavor = "multi_thread")]
 async fn user_ids_do_not_collide_with_addresses() {
     let names = ["", "127.0.0.1", "\0address 127.0.0.1", "\0\0address 127.0.0.1", "\0program"];
@@ -346,7 +346,7 @@ async fn user_ids_do_not_collide_with_addresses() {
     }
 }
 
-/// Accepts every token, which is `t` followed by the user ID.
+/// Accepts every token, which is `t` followed by the user id.
 struct PrefixTokens;
 
 impl TokenValidator for PrefixTokens {
@@ -411,4 +411,15 @@ async fn expired_records_are_not_read() {
     let late = client.call("store.insert", insert(json!({"port": "Hook", "_expiresAt": NOW - 1}))).await;
     assert_eq!(client.call("store.get", json!({"bucket": "brief", "key": late["id"]})).await, Json::Null);
     assert_eq!(client.call("store.count", json!({"bucket": "brief"})).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn error_of_insert_many_names_the_record() {
+    let (_server, mut client) = serve_tides().await;
+    let data = json!([{"port": "Hook"}, {"port": "Brest"}, {"port": 7}]);
+    let details = json!([{"field": "port", "message": "must be a string", "code": "type"}]);
+    let params = json!({"bucket": "tides", "data": data});
+    let message = expect_error_details(&mut client, "store.insertMany", params, "VALIDATION_ERROR", details).await;
+    assert!(message.starts_with("data[2]: "), "{message}");
+    assert_eq!(client.call("store.count", json!({"bucket": "tides"})).await, 0);
 }

@@ -1,4 +1,4 @@
-//! Live subscriptions: pushes, and how subscriptions end.
+//! Live subscriptions: their pushes and their end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -10,7 +10,7 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, options, serve_store};
 use crate::metrics_page::metric;
-use crate::tides::{
+use crate::tides_server::{
     FOUR_TIDES, NOW, expect_error, expect_invalid_params, insert_tides, serve_tides, serve_tides_with, tide,
     tides_config,
 };
@@ -25,7 +25,7 @@ async fn insert(client: &mut Client, port: &str, level: impl Into<Json>) -> Json
     client.call("store.insert", json!({"bucket": "tides", "data": {"port": port, "level": level}})).await
 }
 
-/// The number of subscriptions that the server has ended.
+/// Returns the number of subscriptions that the server has ended.
 async fn subscriptions_ended(server: &Server) -> u64 {
     metric(server, "subscriptions_ended_total").await
 }
@@ -122,7 +122,7 @@ async fn subscription_ids_are_unique_and_belong_to_their_connection() {
     for (client, id) in [(&mut client, "sub-1"), (&mut other, "sub-2")] {
         assert_eq!(client.call("store.subscribe", subscribe.clone()).await["subscriptionId"], id);
     }
-    // Equal subscriptions have different IDs.
+    // Equal subscriptions have different ids.
     assert_eq!(client.call("store.subscribe", subscribe).await["subscriptionId"], "sub-3");
     let unsubscribe = |id: &str| json!({"subscriptionId": id});
     for id in [

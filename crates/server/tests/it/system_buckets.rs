@@ -1,4 +1,4 @@
-//! System buckets of the host: neither requests nor programmatic queries can access them.
+//! System buckets of the embedding program: neither requests nor programmatic queries can access them.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, Session};
@@ -10,7 +10,7 @@ use crate::client::{Client, RoleTokens, RpcClient, notes_config, options, serve_
 use crate::metrics_page::metric;
 use crate::test_server::object;
 
-/// A store with the system buckets `$state` and `_jobs`, with a record in each, and an ordinary bucket.
+/// Creates a store with the system buckets `$state` and `_jobs`, with a record in each, and an ordinary bucket.
 fn store() -> Store {
     let config =
         json!({"key": "id", "schema": {"id": {"type": "string"}, "secret": {"type": "string"}}, "indexes": ["secret"]});
@@ -37,7 +37,7 @@ fn assert_untouched(store: &Store) {
     assert_eq!(store.stats().queries, 0);
 }
 
-/// Every operation that names a bucket, with this one.
+/// Returns every operation that names a bucket, with this one.
 fn operations(bucket: &str) -> Vec<(&'static str, Json)> {
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
     let step = |step: Json| json!({"operations": [{"op": "count", "bucket": "notes"}, step]});
@@ -74,12 +74,12 @@ fn operations(bucket: &str) -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// Options without and with auth.
+/// Returns options without and with auth.
 fn settings() -> [ServerOptions; 2] {
     [options(), options().auth(Auth::new(RoleTokens))]
 }
 
-/// A WebSocket client and an in-process client, both with all permissions.
+/// Connects a WebSocket client and an in-process client, both with all permissions.
 async fn admins(server: &Server, has_auth: bool) -> (Client, tidewire::Client) {
     let mut socket = Client::connect(server).await;
     if has_auth {

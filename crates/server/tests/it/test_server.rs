@@ -82,33 +82,33 @@ pub(crate) fn object(json: Json) -> Map<String, Json> {
     }
 }
 
-/// Static tokens, each equal to the ID of its user.
+/// Returns auth options with static tokens. Each token is equal to the id of its user.
 pub(crate) fn tokens(tokens: impl IntoIterator<Item = StaticToken>) -> Auth {
     let named = tokens.into_iter().map(|token| (token.user_id.clone(), token));
     Auth::new(StaticTokens::new(named).unwrap())
 }
 
-/// A user with these roles.
+/// Returns a user with these roles.
 pub(crate) fn user(user_id: &str, roles: &[&str]) -> StaticToken {
     StaticToken::new(user_id, roles.iter().copied())
 }
 
-/// A user with these roles and metadata.
+/// Returns a user with these roles and metadata.
 pub(crate) fn user_with_metadata(user_id: &str, roles: &[&str], metadata: Json) -> StaticToken {
     user(user_id, roles).metadata(object(metadata))
 }
 
-/// Permissions that deny everything except what these rules allow.
+/// Sets permissions that deny everything except what these rules allow.
 pub(crate) fn allow_only(auth: Auth, rules: impl IntoIterator<Item = Rule>) -> Auth {
     auth.permissions(Permissions::new(DefaultAccess::Deny, rules))
 }
 
-/// A rule that lets a role use its own rows in all buckets.
+/// Returns a rule that lets a role use its own rows in all buckets.
 pub(crate) fn own_rows(role: &str) -> Rule {
     Rule::new(role, ["store.*"]).on_rows(json!({"owner": "{{ session.userId }}"})).unwrap()
 }
 
-/// The IDs of records.
+/// Returns the ids of records.
 pub(crate) fn ids(records: &Json) -> Vec<&str> {
     records.as_array().unwrap().iter().map(|record| record["id"].as_str().unwrap()).collect()
 }

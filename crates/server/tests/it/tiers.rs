@@ -151,7 +151,7 @@ async fn rule_raises_a_custom_role_and_the_default_access_does_not() {
     let update = |name: &str| json!({"name": name, "updates": {}});
     let mut keeper = test.client("kee").await;
     assert_eq!(keeper.call("store.updateBucket", update("b")).await["updated"], true);
-    // Neither on another bucket nor for another operation.
+    // The rule does not apply to another bucket or operation.
     assert_eq!(keeper.call_err("store.updateBucket", update("c")).await.0, "FORBIDDEN");
     assert_eq!(keeper.call_err("store.dropBucket", json!({"name": "b"})).await.0, "FORBIDDEN");
     assert_eq!(keeper.call_err("store.dropBucket", json!({})).await.0, "FORBIDDEN");
@@ -173,7 +173,7 @@ async fn anonymous_tier_applies_to_anonymous_clients() {
         for (operation, needed, params, expected) in OPERATIONS {
             let id = client.send(operation, serde_json::from_str(params).unwrap()).await;
             let reply = client.reply(id).await;
-            // `UNAUTHORIZED`, because a login may help.
+            // The code is `UNAUTHORIZED`, because the client may log in.
             let expected = if level >= *needed { *expected } else { "UNAUTHORIZED" };
             assert_eq!(reply["code"].as_str().unwrap_or_default(), expected, "{tier:?} {operation}: {reply}");
         }

@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use crate::client::{Client, RpcClient, options};
-use crate::tides::{
+use crate::tides_server::{
     FOUR_TIDES, expect_error, expect_error_details, expect_invalid_params, insert_tides, serve_tides,
     serve_tides_locally, serve_tides_with, tide, tides_config,
 };
@@ -168,7 +168,7 @@ async fn inserts_respect_max_size_and_ttl() {
     client.call("store.defineBucket", json!({"name": "one", "config": config})).await;
     let insert = json!({"op": "insert", "bucket": "one", "data": {"port": "Hook"}});
     let done = transact(&mut client, json!([insert, insert])).await;
-    assert_eq!(done["results"][1]["data"]["_expiresAt"], crate::tides::NOW + 500);
+    assert_eq!(done["results"][1]["data"]["_expiresAt"], crate::tides_server::NOW + 500);
     let all = client.call("store.all", json!({"bucket": "one"})).await;
     assert_eq!(all, json!([done["results"][1]["data"]]));
 }
@@ -203,4 +203,25 @@ async fn subscribers_never_see_a_partial_transaction() {
             break;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_steps_can_expect_a_version() {
+    let (_server, mut client) = serve_tides().await;
+    insert_tides(&mut client, &[("Hook", 1), ("Brest", 2)]).await;
+    let stale = json!([
+        {"op": "delete", "bucket": "tides", "key": 2, "version": 1},
+        {"op": "update", "bucket": "tides", "key": 1, "data": {"level": 5}, "version": 9},
+    ]);
+    let details = json!({"bucket": "tides", "key": 1, "version": 1});
+    let params = json!({"operations": stale});
+    let message = expect_error_details(&mut client, "store.transaction", params, "CONFLICT", details).await;
+    assert!(message.starts_with("operations[1]: "), "{message}");
+    assert_eq!(client.call("store.count", json!({"bucket": "tides"})).await, 2, "nothing was written");
+    let current = json!([{"op": "update", "bucket": "tides", "key": 1, "data": {"level": 5}, "version": 1}]);
+    client.call("store.transaction", json!({"operations": current})).await;
+    let wrong = json!([{"op": "delete", "bucket": "tides", "key": 1, "version": "one"}]);
+    let message =
+        expect_error(&mut client, "store.transaction", json!({"operations": wrong}), "VALIDATION_ERROR").await;
+    assert!(message.contains("operations[0]") && message.contains("version"), "{message}");
 }

@@ -2,12 +2,13 @@
 
 use futures_util::SinkExt as _;
 use serde_json::json;
+use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{Client, options, serve, wait_for_connections};
-use crate::raw::{RawClient, TEXT, frame, handshake};
+use crate::raw_client::{RawClient, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn path_must_match_and_its_query_is_ignored() {
@@ -227,7 +228,7 @@ async fn http_head_is_limited() {
     // The connection may be closed before everything is written.
     let _ = raw.stream.write_all(handshake("/", &long).as_bytes()).await;
     let mut received = Vec::new();
-    // It may end with a reset.
+    // The stream may end with a reset.
     let _ = tokio::io::AsyncReadExt::read_to_end(&mut raw.stream, &mut received).await;
     assert!(received.is_empty() || received.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&received));
     connect_async(server.url()).await.unwrap();
@@ -241,7 +242,7 @@ async fn incomplete_handshake_times_out() {
     for partial in [&full[..0], &full[..1], &full[..40], &full[..full.len() - 2]] {
         let mut raw = RawClient::connect(&server).await;
         raw.write(partial.as_bytes()).await;
-        // With or without a response.
+        // The server may send a response before it closes the socket.
         while raw.read_some().await {}
     }
     // An idle connection after a response times out too.
@@ -254,4 +255,34 @@ async fn incomplete_handshake_times_out() {
     let mut raw = RawClient::connect(&server).await;
     assert!(!raw.read_some().await);
     client.call("store.buckets", json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handshake_with_a_body_is_rejected() {
+    let server = serve(options()).await;
+    for (more, body) in [("Content-Length: 4\r\n", "tide"), ("Transfer-Encoding: chunked\r\n", "0\r\n\r\n")] {
+        let mut raw = RawClient::connect(&server).await;
+        raw.write(format!("{}{body}", handshake("/", more)).as_bytes()).await;
+        assert_eq!(raw.head().await.0, 400, "{more}");
+    }
+    let mut raw = RawClient::connect(&server).await;
+    raw.write(handshake("/", "Content-Length: 0\r\n").as_bytes()).await;
+    assert_eq!(raw.head().await.0, 101);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_client_that_does_not_read_is_disconnected() {
+    let options = options().max_connections(1).handshake_timeout(std::time::Duration::from_millis(50));
+    let server = serve(options).await;
+    let raw = RawClient::connect(&server).await;
+    // More responses than the socket buffers hold. The client may be disconnected before it has sent all requests.
+    let requests = b"GET /metrics HTTP/1.1\r\nHost: tide\r\n\r\n".repeat(20_000);
+    let client = raw.split(requests);
+    wait_until_async("its permit is released", PATIENCE, async || {
+        let mut raw = RawClient::connect(&server).await;
+        let _ = raw.stream.write_all(b"GET /health HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
+        raw.read_some().await && raw.head().await.0 == 200
+    })
+    .await;
+    drop(client);
 }

@@ -13,8 +13,8 @@ use crate::auth::{Access, Auth, Session, Tier};
 
 const SECRET: &str = "a secret of more than thirty-two bytes";
 
-fn auth(world: &World, auth: &Json) -> Auth {
-    world.config(&json!({ "auth": auth })).server.auth.expect("auth is on")
+fn auth(fixture: &Fixture, auth: &Json) -> Auth {
+    fixture.config(&json!({ "auth": auth })).server.auth.expect("auth is on")
 }
 
 /// Signs a token with [`SECRET`].
@@ -28,7 +28,7 @@ fn signed(claims: &Json) -> String {
 #[test]
 fn static_tokens_are_accepted_and_hidden_in_debug_output() {
     let auth = auth(
-        &World::new(),
+        &Fixture::new(),
         &json!({"tokens": {
             "comment": "of tests only",
             "k1": {"userId": "ann", "roles": ["writer"], "metadata": {"team": {"comment": 1}}, "expiresInMs": 5},
@@ -55,10 +55,10 @@ fn static_tokens_are_accepted_and_hidden_in_debug_output() {
 
 #[test]
 fn signed_tokens_must_match_the_settings() {
-    let world = World::new().variable("SECRET", SECRET);
+    let fixture = Fixture::new().variable("SECRET", SECRET);
     let usual =
         json!({"required": false, "jwt": {"secretEnv": "SECRET", "publicKeyFile": "", "issuer": "", "audience": ""}});
-    let usual = auth(&world, &usual);
+    let usual = auth(&fixture, &usual);
     assert!(!usual.required && !format!("{usual:?}").contains(SECRET));
     let claims =
         json!({"sub": "ann", "roles": ["writer"], "iss": "i", "aud": "a", "u": "bob", "r": "reader", "exp": 9});
@@ -68,7 +68,7 @@ fn signed_tokens_must_match_the_settings() {
     assert_eq!(session(&usual, "x.y.z", 0), None);
 
     let own = json!({"jwt": {"secret": SECRET, "issuer": "i", "audience": "a", "userClaim": "u", "rolesClaim": "r"}});
-    let own = auth(&world, &own);
+    let own = auth(&fixture, &own);
     let bob = session(&own, &signed(&claims), 0).expect("issuer and audience match");
     assert_eq!((&*bob.user_id, &bob.roles[..]), ("bob", &["reader".to_owned()][..]));
     assert_eq!(session(&own, &signed(&json!({"u": "bob", "aud": "a"})), 0), None);
@@ -77,13 +77,13 @@ fn signed_tokens_must_match_the_settings() {
 
 #[test]
 fn public_keys_are_read_from_files() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/src/auth/jwt/fixtures");
     for (algorithm, name) in [("RS256", "rs256"), ("ES256", "es256"), ("EdDSA", "eddsa")] {
         let given = json!({"jwt": {"algorithm": algorithm, "publicKeyFile": format!("{fixtures}/{name}.pem")}});
         let token = std::fs::read_to_string(format!("{fixtures}/{name}.jwt")).unwrap();
         assert_eq!(
-            session(&auth(&world, &given), &token, 0).expect("a valid signature").user_id,
+            session(&auth(&fixture, &given), &token, 0).expect("a valid signature").user_id,
             "mara",
             "{algorithm}"
         );
@@ -93,21 +93,21 @@ fn public_keys_are_read_from_files() {
 #[test]
 fn tokens_may_be_given_by_their_sha256() {
     let hash = "sha256:6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0";
-    let auth = auth(&World::new(), &json!({"tokens": {hash: {"userId": "ann"}}}));
+    let auth = auth(&Fixture::new(), &json!({"tokens": {hash: {"userId": "ann"}}}));
     assert_eq!(session(&auth, "k1", 0).unwrap().user_id, "ann");
     assert_eq!(session(&auth, hash, 0), None);
 }
 
 #[test]
 fn key_sets_are_read_from_files_and_old_tokens_are_rejected() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/src/auth/jwt/fixtures");
-    let given = auth(&world, &json!({"jwt": {"jwksFile": format!("{fixtures}/jwks.json"), "publicKeyFile": ""}}));
+    let given = auth(&fixture, &json!({"jwt": {"jwksFile": format!("{fixtures}/jwks.json"), "publicKeyFile": ""}}));
     for name in ["rs256", "es256", "eddsa"] {
         let token = std::fs::read_to_string(format!("{fixtures}/{name}.jwt")).unwrap();
         assert_eq!(session(&given, &token, 0).expect("a valid signature").user_id, "mara", "{name}");
     }
-    let aged = auth(&world, &json!({"jwt": {"secret": SECRET, "maxAgeMs": 1500}}));
+    let aged = auth(&fixture, &json!({"jwt": {"secret": SECRET, "maxAgeMs": 1500}}));
     let token = signed(&json!({"sub": "ann", "iat": 10}));
     assert_eq!(session(&aged, &token, 11_499).unwrap().expires_at, Some(11_500));
     assert_eq!(session(&aged, &token, 11_500), None);
@@ -120,7 +120,7 @@ fn permissions_of_the_file_apply() {
     let given = json!({"tokens": {"t": {"userId": "u"}}, "permissions": {
         "default": "deny", "rules": [rule, {"role": "s", "allow": "store.get", "topics": ["a.*"]}],
     }});
-    let permissions = auth(&World::new(), &given).permissions;
+    let permissions = auth(&Fixture::new(), &given).permissions;
     let grants = permissions.for_session(&Session::new("ann", ["r"]));
     let Access::Rows(filter) = grants.access("store.get", Some("b")) else { panic!("expected a row filter") };
     let own = tidewire_store::Filter::parse(&json!({"owner": "ann"})).unwrap();
@@ -134,15 +134,15 @@ fn permissions_of_the_file_apply() {
 }
 
 /// Asserts the first error of each `auth` object.
-fn assert_errors(world: &World, cases: &[(&str, &str)]) {
+fn assert_errors(fixture: &Fixture, cases: &[(&str, &str)]) {
     for (auth, line) in cases {
-        assert_eq!(world.errors_of("c.json", format!("{{\"auth\": {auth}}}"))[0], *line, "{auth}");
+        assert_eq!(fixture.errors_of("c.json", format!("{{\"auth\": {auth}}}"))[0], *line, "{auth}");
     }
 }
 
 #[test]
 fn errors_of_auth_are_reported() {
-    let world = World::new().variable("SECRET", SECRET);
+    let fixture = Fixture::new().variable("SECRET", SECRET);
     let cases = [
         (
             r#"{"tokens": {"t": {"userId": "u"}}, "jwt": {"secretEnv": "SECRET"}}"#,
@@ -182,18 +182,18 @@ fn errors_of_auth_are_reported() {
             "c.json:1:35: `auth.tokens.*`: invalid SHA-256 for the token of \"u\": expected 64 hexadecimal digits after `sha256:`; create them with `printf %s TOKEN | sha256sum`",
         ),
     ];
-    assert_errors(&world, &cases);
+    assert_errors(&fixture, &cases);
     let flag =
         "--auth: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it";
-    assert_eq!(world.errors(&["--auth", "--admin-secret", "s"]), [flag]);
+    assert_eq!(fixture.errors(&["--auth", "--admin-secret", "s"]), [flag]);
     // The variable overrides the file.
-    let file = world.file("c.json", r#"{"auth": {"builtIn": true}}"#);
-    assert!(world.variable("TIDEWIRE_AUTH", "no").load(&["-c", &file]).is_ok());
+    let file = fixture.file("c.json", r#"{"auth": {"builtIn": true}}"#);
+    assert!(fixture.variable("TIDEWIRE_AUTH", "no").load(&["-c", &file]).is_ok());
 }
 
 #[test]
 fn errors_of_jwt_are_reported() {
-    let world = World::new().variable("SECRET", SECRET).variable("SHORT", "s3cret");
+    let fixture = Fixture::new().variable("SECRET", SECRET).variable("SHORT", "s3cret");
     let cases = [
         (r#"{"jwt": {"secret": 17}}"#, "c.json:1:29: expected a string for `auth.jwt.secret`, got a number"),
         (
@@ -257,17 +257,17 @@ fn errors_of_jwt_are_reported() {
             "c.json:1:58: `auth.jwt.publicKeyFile`: cannot read the file no.pem: No such file or directory (os error 2)",
         ),
     ];
-    assert_errors(&world, &cases);
+    assert_errors(&fixture, &cases);
 }
 
 #[test]
 fn limits_of_logins_are_read() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let ms = Duration::from_millis;
     let given = |limits: Json| {
         let mut given = json!({"tokens": {"t": {"userId": "u"}}});
         given.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
-        auth(&world, &given)
+        auth(&fixture, &given)
     };
     let all = given(json!({
         "loginTimeoutMs": 1, "loginRateLimit": {"maxAttempts": 2, "windowMs": 3},
@@ -298,13 +298,13 @@ fn limits_of_logins_are_read() {
             "c.json:1:29: expected a number of milliseconds from 0 to 31536000000 for `auth.loginTimeoutMs`, got \"2m\"",
         ),
     ] {
-        assert_eq!(world.errors_of("c.json", format!("{{\"auth\": {limits}}}")), [line], "{limits}");
+        assert_eq!(fixture.errors_of("c.json", format!("{{\"auth\": {limits}}}")), [line], "{limits}");
     }
 }
 
 #[test]
 fn errors_of_permissions_are_reported() {
-    let world = World::new();
+    let fixture = Fixture::new();
     for (rule, line) in [
         (
             r#"{"role": "r", "allow": "store.g*"}"#,
@@ -337,34 +337,37 @@ fn errors_of_permissions_are_reported() {
     ] {
         let text =
             format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"default": "deny", "rules": [{rule}]}}}}}}"#);
-        assert_eq!(world.errors_of("c.json", text)[0], line, "{rule}");
+        assert_eq!(fixture.errors_of("c.json", text)[0], line, "{rule}");
     }
     // The text of this error is that of the store.
     let rule = r#"{"role": "r", "allow": "*", "where": {"a": {"$like": 1}}}"#;
     let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"default": "deny", "rules": [{rule}]}}}}}}"#);
-    let errors = world.errors_of("c.json", text);
+    let errors = fixture.errors_of("c.json", text);
     assert!(errors[0].starts_with("c.json:1:107: `auth.permissions.rules[0].where`: "), "{errors:?}");
 }
 
 /// Without a default, operations that no rule names would be allowed on all rows.
 #[test]
 fn permissions_without_a_default_are_an_error() {
-    let world = World::new();
+    let fixture = Fixture::new();
     for permissions in [r#"{"rules": []}"#, r#"{"default": null}"#, "{}"] {
         let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {permissions}}}}}"#);
         let line = "c.json:1:40: `auth.permissions`: the key `default` is missing; expected \"deny\" or \"allow\": add \
                     \"default\": \"deny\" to allow only what the rules allow";
-        assert_eq!(world.errors_of("c.json", text), [line], "{permissions}");
+        assert_eq!(fixture.errors_of("c.json", text), [line], "{permissions}");
     }
     let text = r#"{"auth": {"tokens": {}, "permissions": []}}"#;
-    assert_eq!(world.errors_of("c.json", text), ["c.json:1:40: expected an object for `auth.permissions`, got a list"]);
+    assert_eq!(
+        fixture.errors_of("c.json", text),
+        ["c.json:1:40: expected an object for `auth.permissions`, got a list"]
+    );
 }
 
 #[test]
 fn tiers_of_the_file_apply() {
-    let usual = auth(&World::new(), &json!({"tokens": {}}));
+    let usual = auth(&Fixture::new(), &json!({"tokens": {}}));
     assert_eq!((usual.default_tier, usual.anonymous_tier), (Tier::Write, None));
     let given = json!({"required": false, "tokens": {}, "defaultTier": "read", "anonymousTier": "write"});
-    let given = auth(&World::new(), &given);
+    let given = auth(&Fixture::new(), &given);
     assert_eq!((given.default_tier, given.anonymous_tier), (Tier::Read, Some(Tier::Write)));
 }

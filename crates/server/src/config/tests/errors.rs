@@ -87,14 +87,14 @@ fn invalid_value_is_reported_with_location_key_and_expectation() {
         (r#"{"procedures": {"p": []}}"#, "c.json:1:22: expected an object for `procedures.p`, got a list"),
         ("[]", "c.json:1:1: expected an object, got a list"),
     ] {
-        assert_eq!(World::new().errors_of("c.json", text)[0], line, "{text}");
+        assert_eq!(Fixture::new().errors_of("c.json", text)[0], line, "{text}");
     }
     // The texts of these errors are those of the store.
     for (text, start) in [
         (r#"{"buckets": {"b": {"key": "id", "schema": {}}}}"#, "c.json:1:19: `buckets.b`: "),
         (r#"{"queries": {"q": {"bucket": "anywhere", "filter": {"a": {"$like": 1}}}}}"#, "c.json:1:19: `queries.q`: "),
     ] {
-        let errors = World::new().errors_of("c.json", text);
+        let errors = Fixture::new().errors_of("c.json", text);
         assert!(errors[0].starts_with(start) && errors[0].len() > start.len(), "{errors:?}");
     }
 }
@@ -110,18 +110,18 @@ fn unknown_key_suggests_a_similar_key() {
             "c.json:1:16: unknown key `heartbeat.interval`; did you mean `intervalMs`?",
         ),
     ] {
-        assert_eq!(World::new().errors_of("c.json", text), [line], "{text}");
+        assert_eq!(Fixture::new().errors_of("c.json", text), [line], "{text}");
     }
     let toml =
         "name = 'x'\n[auth.jwt]\nalgorithm = 'HS256'\nsecret = '0123456789abcdef0123456789abcdef'\nissuers = 'x'\n";
     let line = "c.toml:5:1: unknown key `auth.jwt.issuers`; did you mean `issuer`?";
-    assert_eq!(World::new().errors_of("c.toml", toml), [line]);
+    assert_eq!(Fixture::new().errors_of("c.toml", toml), [line]);
 }
 
 #[test]
 fn all_errors_are_reported_at_once() {
-    let world = World::new().variable("TIDEWIRE_GRACE", "soon").variable("TIDEWIRE_AUDIT", "perhaps");
-    let file = world.file("c.toml", "port = 'x'\nhots = 'y'\n[heartbeat]\ntimeoutMs = 0\n");
+    let fixture = Fixture::new().variable("TIDEWIRE_GRACE", "soon").variable("TIDEWIRE_AUDIT", "perhaps");
+    let file = fixture.file("c.toml", "port = 'x'\nhots = 'y'\n[heartbeat]\ntimeoutMs = 0\n");
     let expected = [
         "c.toml:1:8: expected a port number from 0 to 65535 for `port`, got \"x\"",
         "c.toml:2:1: unknown key `hots`; did you mean `host`?",
@@ -131,7 +131,7 @@ fn all_errors_are_reported_at_once() {
         "--port: expected a port number from 0 to 65535, got -5",
     ];
     // An invalid value is reported even if another source overrides it.
-    assert_eq!(world.errors(&["--config", &file, "--check", "--port", "-5"]), expected);
+    assert_eq!(fixture.errors(&["--config", &file, "--check", "--port", "-5"]), expected);
 }
 
 #[test]
@@ -147,28 +147,28 @@ fn syntax_errors_are_reported() {
             "--config: unknown format of the file \"c.yaml\"; expected the extension .json or .toml",
         ),
     ] {
-        let lines = World::new().errors_of(name, text);
+        let lines = Fixture::new().errors_of(name, text);
         assert!(lines[0].starts_with(line), "{lines:?}");
         assert_eq!(lines.len(), 1, "{lines:?}");
     }
-    let missing = World::new().errors(&["--config", "no.json"]);
+    let missing = Fixture::new().errors(&["--config", "no.json"]);
     assert_eq!(missing, ["--config: cannot read the file no.json: No such file or directory (os error 2)"]);
-    let missing = World::new().variable("TIDEWIRE_CONFIG", "no.json").errors(&[]);
+    let missing = Fixture::new().variable("TIDEWIRE_CONFIG", "no.json").errors(&[]);
     assert_eq!(missing, ["TIDEWIRE_CONFIG: cannot read the file no.json: No such file or directory (os error 2)"]);
-    let binary = World::new().variable("TIDEWIRE_NAME", OsString::from_vec(vec![0xff])).errors(&[]);
+    let binary = Fixture::new().variable("TIDEWIRE_NAME", OsString::from_vec(vec![0xff])).errors(&[]);
     assert_eq!(binary, ["TIDEWIRE_NAME: invalid UTF-8"]);
-    let marked = World::new();
+    let marked = Fixture::new();
     let file = marked.file("c.json", "\u{feff}{\"port\": 7}");
     assert_eq!(marked.load(&["-c", &file]).unwrap().server.port, 7);
 }
 
 #[test]
 fn file_above_the_size_limit_is_rejected() {
-    let world = World::new();
-    let file = world.file("c.json", "");
+    let fixture = Fixture::new();
+    let file = fixture.file("c.json", "");
     std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
     let line = "--config: the file c.json is larger than the limit of 16777216 bytes";
-    assert_eq!(world.errors(&["-c", &file]), [line]);
+    assert_eq!(fixture.errors(&["-c", &file]), [line]);
 }
 
 #[test]
@@ -180,12 +180,12 @@ fn duplicate_keys_are_reported_at_any_depth() {
         "c.json:4:1: duplicate key `port`, first defined on line 1",
         "c.json:5:1: duplicate key `port`, first defined on line 4",
     ];
-    assert_eq!(World::new().errors_of("c.json", text), expected);
+    assert_eq!(Fixture::new().errors_of("c.json", text), expected);
 }
 
 #[test]
 fn invalid_arguments_are_usage_errors() {
-    let world = World::new();
+    let fixture = Fixture::new();
     for (args, text) in [
         (&["--prot", "1"][..], "unexpected argument '--prot'"),
         (&["--port"], "a value is required for '--port"),
@@ -194,12 +194,12 @@ fn invalid_arguments_are_usage_errors() {
         (&["restore", "a", "b"], "unexpected argument 'b'"),
         (&["backup", "a", "--port", "1"], "unexpected argument '--port'"),
     ] {
-        let errors = world.command(args).unwrap_err();
+        let errors = fixture.command(args).unwrap_err();
         assert_eq!(errors.exit_code(), 2);
         assert!(errors.to_string().contains(text), "{errors}");
     }
     assert_eq!(
-        world.errors(&["--tls-cert", "/dev/null"]),
+        fixture.errors(&["--tls-cert", "/dev/null"]),
         ["--tls-cert: the key `key` is missing; expected the PEM file of the private key"]
     );
 }
@@ -223,7 +223,7 @@ fn every_key_is_checked() {
     ];
     for (before, keys, after) in levels {
         for key in keys {
-            let lines = World::new().errors_of("c.json", format!("{before}{{\n\"{key}\": [null]}}{after}"));
+            let lines = Fixture::new().errors_of("c.json", format!("{before}{{\n\"{key}\": [null]}}{after}"));
             // At the location of the value, or inside it.
             let is_reported = lines.iter().any(|line| line.starts_with("c.json:2:") && line.contains(key));
             assert!(is_reported, "{before} {key}: {lines:?}");

@@ -1,9 +1,9 @@
 //! Tests of whole configurations through the public API.
 
-mod applying;
 mod auth;
+mod definitions;
 mod errors;
-mod manual;
+mod reference_docs;
 mod sources;
 mod warnings;
 
@@ -23,12 +23,12 @@ fn session(auth: &Auth, token: &str, now: u64) -> Option<Session> {
 }
 
 /// A directory with configuration files, and environment variables.
-struct World {
+struct Fixture {
     dir: tempfile::TempDir,
     variables: HashMap<String, OsString>,
 }
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), variables: HashMap::new() }
     }

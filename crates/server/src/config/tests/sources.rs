@@ -12,67 +12,67 @@ use crate::{RateLimit, ServerOptions};
 
 #[test]
 fn without_settings_the_defaults_apply() {
-    let config = World::new().load(&[]).unwrap();
+    let config = Fixture::new().load(&[]).unwrap();
     assert_eq!(format!("{:?}", config.server), format!("{:?}", ServerOptions::default()));
     assert_eq!(config.engine, Engine::Embedded { dir: "./data".into(), durability: Durability::Always });
     assert_eq!((config.shutdown_grace, config.max_record_bytes), (Duration::from_secs(5), 1 << 20));
     assert_eq!((config.buckets, config.queries), (vec![], vec![]));
     assert_eq!(config.warnings, Vec::<String>::new());
-    assert!(matches!(World::new().command(&[]), Ok(Command::Serve(_))));
-    assert!(matches!(World::new().command(&["--check"]), Ok(Command::Check(_))));
+    assert!(matches!(Fixture::new().command(&[]), Ok(Command::Serve(_))));
+    assert!(matches!(Fixture::new().command(&["--check"]), Ok(Command::Check(_))));
 }
 
 #[test]
 fn null_means_the_default_and_comments_are_ignored() {
-    let world = World::new();
-    let nothing = world.load(&[]).unwrap();
+    let fixture = Fixture::new();
+    let nothing = fixture.load(&[]).unwrap();
     let mut root: serde_json::Map<String, Json> =
         crate::config::settings::KEYS.iter().map(|key| ((*key).to_owned(), Json::Null)).collect();
     root.insert("comment".to_owned(), json!("all of it"));
     root.insert("heartbeat".to_owned(), json!({"intervalMs": null, "comment": {"any": "thing"}}));
     root.insert("auth".to_owned(), json!({"tokens": null, "jwt": null, "required": null, "comment": 1}));
     root.insert("buckets".to_owned(), json!({"comment": "no buckets", "gone": null}));
-    assert_eq!(format!("{:?}", world.config(&Json::Object(root))), format!("{nothing:?}"));
+    assert_eq!(format!("{:?}", fixture.config(&Json::Object(root))), format!("{nothing:?}"));
 }
 
 #[test]
 fn flags_override_environment_and_environment_overrides_file() {
-    let world = World::new()
+    let fixture = Fixture::new()
         .variable("TIDEWIRE_PORT", "2")
         .variable("TIDEWIRE_NAME", "environment")
         .variable("TIDEWIRE_NO_ERROR_DETAILS", "off")
         .variable("TIDEWIRE_PATH", "");
     let text = r#"{"port": 1, "name": "file", "host": "::1", "exposeErrorDetails": false, "path": "/file"}"#;
-    let file = world.file("c.json", text);
-    let config = world.load(&["-c", &file, "-p", "3"]).unwrap();
+    let file = fixture.file("c.json", text);
+    let config = fixture.load(&["-c", &file, "-p", "3"]).unwrap();
     let server = &config.server;
     assert_eq!((server.port, &*server.name, &*server.host), (3, "environment", "::1"));
     assert!(server.expose_error_details);
     assert_eq!(server.path, "/file", "an empty variable is treated as unset");
-    assert!(!world.load(&["-c", &file, "--no-error-details"]).unwrap().server.expose_error_details);
+    assert!(!fixture.load(&["-c", &file, "--no-error-details"]).unwrap().server.expose_error_details);
 }
 
 #[test]
 fn config_flag_overrides_config_variable() {
-    let world = World::new();
-    let (one, two) = (world.file("one.json", r#"{"port": 1}"#), world.file("two.json", r#"{"port": 2}"#));
-    let world = world.variable("TIDEWIRE_CONFIG", one);
-    assert_eq!(world.load(&[]).unwrap().server.port, 1);
-    assert_eq!(world.load(&["-c", &two]).unwrap().server.port, 2);
+    let fixture = Fixture::new();
+    let (one, two) = (fixture.file("one.json", r#"{"port": 1}"#), fixture.file("two.json", r#"{"port": 2}"#));
+    let fixture = fixture.variable("TIDEWIRE_CONFIG", one);
+    assert_eq!(fixture.load(&[]).unwrap().server.port, 1);
+    assert_eq!(fixture.load(&["-c", &two]).unwrap().server.port, 2);
 }
 
 #[test]
 fn serve_is_the_default_command() {
-    let world = World::new();
+    let fixture = Fixture::new();
     for args in [&["--port", "1"][..], &["serve", "--port", "1"], &["-p1"], &["serve", "-p=1"]] {
-        assert_eq!(world.load(args).unwrap().server.port, 1, "{args:?}");
+        assert_eq!(fixture.load(args).unwrap().server.port, 1, "{args:?}");
     }
 }
 
 #[test]
 fn every_flag_has_a_variable() {
-    let flags = |world: &World, args: &[&str]| format!("{:?}", world.command(args).unwrap());
-    let dir = World::new();
+    let flags = |fixture: &Fixture, args: &[&str]| format!("{:?}", fixture.command(args).unwrap());
+    let dir = Fixture::new();
     let pem = tidewire_testkit::Certificates::generate(dir.dir.path());
     for (flag, variable, value) in [
         ("--name", "TIDEWIRE_NAME", "n"),
@@ -96,40 +96,40 @@ fn every_flag_has_a_variable() {
         ("--max-connections", "TIDEWIRE_MAX_CONNECTIONS", "6"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
     ] {
-        let plain = World::new();
+        let plain = Fixture::new();
         let by_flag = flags(&plain, &[flag, value]);
         assert_ne!(by_flag, flags(&plain, &[]), "{flag}");
-        assert_eq!(by_flag, flags(&World::new().variable(variable, value), &[]), "{flag}");
+        assert_eq!(by_flag, flags(&Fixture::new().variable(variable, value), &[]), "{flag}");
     }
     for (flag, variable) in [("--no-error-details", "TIDEWIRE_NO_ERROR_DETAILS"), ("--check", "TIDEWIRE_CHECK")] {
-        let by_flag = flags(&World::new(), &[flag]);
-        assert_ne!(by_flag, flags(&World::new(), &[]), "{flag}");
-        assert_eq!(by_flag, flags(&World::new().variable(variable, "Yes"), &[]), "{flag}");
-        assert_eq!(flags(&World::new(), &[]), flags(&World::new().variable(variable, "0"), &[]), "{flag}");
+        let by_flag = flags(&Fixture::new(), &[flag]);
+        assert_ne!(by_flag, flags(&Fixture::new(), &[]), "{flag}");
+        assert_eq!(by_flag, flags(&Fixture::new().variable(variable, "Yes"), &[]), "{flag}");
+        assert_eq!(flags(&Fixture::new(), &[]), flags(&Fixture::new().variable(variable, "0"), &[]), "{flag}");
     }
     // Their warnings include the source.
     for (flag, variable) in [("--audit", "TIDEWIRE_AUDIT"), ("--admin-secret=s", "TIDEWIRE_ADMIN_SECRET")] {
         let name = flag.split('=').next().unwrap();
-        let by_flag = World::new().load(&[flag]).unwrap().warnings;
-        let by_variable = World::new().variable(variable, "1").load(&[]).unwrap().warnings;
+        let by_flag = Fixture::new().load(&[flag]).unwrap().warnings;
+        let by_variable = Fixture::new().variable(variable, "1").load(&[]).unwrap().warnings;
         assert_eq!(by_flag.len(), 1, "{flag}");
         assert_eq!(by_flag[0].replace(name, variable), by_variable[0]);
     }
-    let tls = World::new().variable("TIDEWIRE_TLS_CERT", &pem.server);
+    let tls = Fixture::new().variable("TIDEWIRE_TLS_CERT", &pem.server);
     let tls = tls.load(&["--tls-key", pem.server_key.to_str().unwrap()]).unwrap();
     assert!(tls.server.tls.is_some());
-    let world = World::new();
-    let file = world.file("c.toml", "rules = true\nport = 5");
-    let config = world.variable("TIDEWIRE_CONFIG", file).variable("TIDEWIRE_NO_RULES", "1").load(&[]).unwrap();
+    let fixture = Fixture::new();
+    let file = fixture.file("c.toml", "rules = true\nport = 5");
+    let config = fixture.variable("TIDEWIRE_CONFIG", file).variable("TIDEWIRE_NO_RULES", "1").load(&[]).unwrap();
     assert_eq!((config.server.port, config.warnings), (5, vec![]));
 }
 
 #[test]
 fn all_keys_of_the_file_are_read() {
-    let world = World::new();
-    let pem = tidewire_testkit::Certificates::generate(world.dir.path());
+    let fixture = Fixture::new();
+    let pem = tidewire_testkit::Certificates::generate(fixture.dir.path());
     let bucket = json!({"key": "id", "schema": {"id": {"type": "string"}}});
-    let config = world.config(&json!({
+    let config = fixture.config(&json!({
         "port": 1, "host": "[::1]", "name": "n", "path": "/p", "engine": "embedded", "dataDir": "d",
         "durability": "none", "exposeErrorDetails": false, "allowedOrigins": ["http://localhost:3000"],
         "trustedProxies": ["10.0.0.0/8", "192.0.2.1"], "proxyProtocol": true, "adminListen": "127.0.0.1:9090",
@@ -150,7 +150,7 @@ fn all_keys_of_the_file_are_read() {
     let trusted: Vec<String> = server.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!((trusted, server.proxy_protocol), (vec!["10.0.0.0/8".to_owned(), "192.0.2.1/32".to_owned()], true));
     assert_eq!(server.admin_listen, Some(([127, 0, 0, 1], 9090).into()));
-    let hosts = world.config(&json!({"allowedHosts": ["tide.example"]})).server.allowed_hosts;
+    let hosts = fixture.config(&json!({"allowedHosts": ["tide.example"]})).server.allowed_hosts;
     assert_eq!(hosts, ["tide.example"]);
     assert_eq!((server.max_connections_per_ip, server.max_payload_bytes, config.max_record_bytes), (Some(2), 4, 3));
     assert_eq!((server.slow_request, server.backup_dir.as_deref()), (ms(17), Some(Path::new("b"))));
@@ -173,9 +173,9 @@ fn all_keys_of_the_file_are_read() {
 
 #[test]
 fn help_lists_flags_defaults_and_examples() {
-    let world = World::new();
+    let fixture = Fixture::new();
     for args in [&["--help"][..], &["serve", "--help"], &["-h"]] {
-        let help = world.command(args).unwrap_err();
+        let help = fixture.command(args).unwrap_err();
         assert_eq!(help.exit_code(), 0);
         let help = help.to_string();
         for text in
@@ -185,19 +185,19 @@ fn help_lists_flags_defaults_and_examples() {
         }
     }
     for (args, text) in [(["backup", "--help"], "`server.backup`"), (["restore", "--help"], "new epoch")] {
-        let help = world.command(&args).unwrap_err();
+        let help = fixture.command(&args).unwrap_err();
         assert_eq!(help.exit_code(), 0);
         let help = help.to_string();
         assert!(help.contains(text) && help.contains("--data-dir") && !help.contains("--port"), "{help}");
     }
-    let version = world.load(&["--version"]).unwrap_err();
+    let version = fixture.load(&["--version"]).unwrap_err();
     assert_eq!((version.to_string(), version.exit_code()), (format!("tidewire {}", env!("CARGO_PKG_VERSION")), 0));
 }
 
 #[test]
 fn record_limit_follows_the_message_limit() {
-    let world = World::new();
-    let limit = |json: Json| world.config(&json).max_record_bytes;
+    let fixture = Fixture::new();
+    let limit = |json: Json| fixture.config(&json).max_record_bytes;
     assert_eq!(limit(json!({"maxPayloadBytes": 1000})), 1 << 20, "not below the default");
     assert_eq!(limit(json!({"maxPayloadBytes": 4 << 20})), 4 << 20);
     assert_eq!(limit(json!({"maxPayloadBytes": 4 << 20, "maxRecordBytes": 2 << 20})), 2 << 20);
@@ -206,58 +206,58 @@ fn record_limit_follows_the_message_limit() {
 
 #[test]
 fn backup_and_restore_read_the_data_directory_from_all_sources() {
-    let dirs = |world: &World, args: &[&str]| match world.command(args).unwrap() {
+    let dirs = |fixture: &Fixture, args: &[&str]| match fixture.command(args).unwrap() {
         Command::Backup { data_dir, to } => (data_dir, to),
         Command::Restore { from, data_dir } => (data_dir, from),
         command => panic!("{command:?}"),
     };
-    let world = World::new();
+    let fixture = Fixture::new();
     // A backup does not need the secrets and certificates of the server.
     let json = json!({"dataDir": "file", "tls": {"cert": "no.pem"}, "auth": {"jwt": {"secretEnv": "NO_SECRET"}}});
-    let file = world.file("c.json", json.to_string());
+    let file = fixture.file("c.json", json.to_string());
     for command in ["backup", "restore"] {
-        assert_eq!(dirs(&world, &[command, "copy"]), ("./data".into(), "copy".into()));
-        assert_eq!(dirs(&world, &[command, "copy", "-c", &file]), ("file".into(), "copy".into()));
-        assert_eq!(dirs(&world, &[command, "copy", "-c", &file, "--data-dir", "d"]), ("d".into(), "copy".into()));
-        let from_variable = World::new().variable("TIDEWIRE_DATA_DIR", "v");
+        assert_eq!(dirs(&fixture, &[command, "copy"]), ("./data".into(), "copy".into()));
+        assert_eq!(dirs(&fixture, &[command, "copy", "-c", &file]), ("file".into(), "copy".into()));
+        assert_eq!(dirs(&fixture, &[command, "copy", "-c", &file, "--data-dir", "d"]), ("d".into(), "copy".into()));
+        let from_variable = Fixture::new().variable("TIDEWIRE_DATA_DIR", "v");
         assert_eq!(dirs(&from_variable, &[command, "copy", "-c", &file]), ("v".into(), "copy".into()));
     }
-    let memory = world.file("m.json", r#"{"engine": "memory"}"#);
+    let memory = fixture.file("m.json", r#"{"engine": "memory"}"#);
     let line = "m.json:1:12: `engine`: the engine \"memory\" has no data directory; backup and restore require the engine \"embedded\"";
-    assert_eq!(world.errors(&["backup", "copy", "-c", &memory]), [line]);
-    assert_eq!(world.errors(&["restore", "copy", "-c", "no.json"]).len(), 1);
+    assert_eq!(fixture.errors(&["backup", "copy", "-c", &memory]), [line]);
+    assert_eq!(fixture.errors(&["restore", "copy", "-c", "no.json"]).len(), 1);
 }
 
 #[test]
 fn revoke_reads_flags_and_variables() {
-    let revoke = |world: &World, args: &[&str]| match world.command(args).unwrap() {
+    let revoke = |fixture: &Fixture, args: &[&str]| match fixture.command(args).unwrap() {
         Command::Revoke(command) => command,
         command => panic!("{command:?}"),
     };
-    let world = World::new().variable("TIDEWIRE_TOKEN", "s3cret-token");
-    let command = revoke(&world, &["revoke", "ann"]);
+    let fixture = Fixture::new().variable("TIDEWIRE_TOKEN", "s3cret-token");
+    let command = revoke(&fixture, &["revoke", "ann"]);
     assert_eq!((&*command.user_id, command.reason.as_deref(), command.token()), ("ann", None, "s3cret-token"));
     assert_eq!(command.url.to_string(), "ws://127.0.0.1:8080/");
     assert!(!format!("{command:?}").contains("s3cret"));
-    let world = world.variable("TIDEWIRE_URL", "wss://tide.example/live");
-    assert_eq!(revoke(&world, &["revoke", "ann"]).url.to_string(), "wss://tide.example:443/live");
-    let command = revoke(&world, &["revoke", "ann", "--url", "ws://[::1]:9", "--reason", "left"]);
+    let fixture = fixture.variable("TIDEWIRE_URL", "wss://tide.example/live");
+    assert_eq!(revoke(&fixture, &["revoke", "ann"]).url.to_string(), "wss://tide.example:443/live");
+    let command = revoke(&fixture, &["revoke", "ann", "--url", "ws://[::1]:9", "--reason", "left"]);
     assert_eq!((command.url.to_string(), command.reason.as_deref()), ("ws://[::1]:9/".to_owned(), Some("left")));
-    let world = World::new().variable("TIDEWIRE_URL", "8080");
+    let fixture = Fixture::new().variable("TIDEWIRE_URL", "8080");
     assert_eq!(
-        world.errors(&["revoke", "ann"]),
+        fixture.errors(&["revoke", "ann"]),
         [
             "TIDEWIRE_URL: expected a URL such as \"ws://127.0.0.1:8080/\", got \"8080\"",
             "TIDEWIRE_TOKEN: expected the token of a user with the tier admin, got nothing",
         ]
     );
-    assert!(matches!(world.command(&["revoke", ""]), Err(ConfigErrors::Usage(_))));
+    assert!(matches!(fixture.command(&["revoke", ""]), Err(ConfigErrors::Usage(_))));
 }
 
 #[test]
 fn changed_keys_that_require_a_restart_are_listed() {
-    let world = World::new();
-    let keys = |old: Json, new: Json| world.config(&old).restart_keys(&world.config(&new));
+    let fixture = Fixture::new();
+    let keys = |old: Json, new: Json| fixture.config(&old).restart_keys(&fixture.config(&new));
     let auth = |tokens: Json, is_required: bool| json!({"auth": {"required": is_required, "tokens": tokens}});
     let ann = json!({"t": {"userId": "ann"}});
     assert_eq!(keys(json!({}), json!({"port": null, "comment": "none"})), [""; 0]);

@@ -8,12 +8,12 @@ use super::*;
 const STRONG: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
 
 fn warnings(json: &Json, args: &[&str]) -> Vec<String> {
-    let world = World::new();
-    let file = world.file("c.json", json.to_string());
+    let fixture = Fixture::new();
+    let file = fixture.file("c.json", json.to_string());
     let mut all = vec!["--config", &*file];
     all.extend(args);
-    let config = world.load(&all).unwrap_or_else(|errors| panic!("{json}: {errors}"));
-    let dir = format!("{}/", world.dir.path().display());
+    let config = fixture.load(&all).unwrap_or_else(|errors| panic!("{json}: {errors}"));
+    let dir = format!("{}/", fixture.dir.path().display());
     config.warnings.iter().map(|warning| warning.replace(&dir, "")).collect()
 }
 
@@ -141,10 +141,10 @@ fn weak_token_causes_a_warning() {
 #[test]
 fn data_directory_accessible_to_other_users_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt as _;
-    let world = World::new();
-    let dir = world.dir.path().join("data");
+    let fixture = Fixture::new();
+    let dir = fixture.dir.path().join("data");
     let name = dir.to_str().unwrap();
-    let warnings = |engine: &str| world.load(&["--data-dir", name, "--engine", engine]).unwrap().warnings;
+    let warnings = |engine: &str| fixture.load(&["--data-dir", name, "--engine", engine]).unwrap().warnings;
     assert_eq!(warnings("embedded"), [""; 0], "the server will create it");
     std::fs::create_dir(&dir).unwrap();
     for (mode, is_open) in [(0o755, true), (0o710, true), (0o701, true), (0o770, true), (0o700, false), (0o500, false)]

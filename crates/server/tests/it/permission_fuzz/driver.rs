@@ -62,14 +62,14 @@ struct Simulation {
     seen: usize,
 }
 
-/// A client, and what the model knows of it.
+/// A client, and the state of the model for it.
 struct Participant {
     client: Client,
     person: Option<usize>,
     expires_at: Option<u64>,
     /// The sessions since pushes were last drained: deltas in flight may belong to them.
     previous: Vec<Option<usize>>,
-    /// IDs of its open subscriptions.
+    /// ids of its open subscriptions.
     subscriptions: HashSet<String>,
     /// All subscriptions with deltas, open or ended: a delta in flight may arrive after the end.
     deltas: HashSet<String>,
@@ -91,7 +91,7 @@ struct Received {
     message: Json,
     /// The request that it replies to; `None` for a push.
     sent: Option<(&'static str, Json)>,
-    /// The sessions it may have been sent to.
+    /// The sessions to which it may have been sent.
     sessions: Vec<Option<usize>>,
 }
 
@@ -190,7 +190,7 @@ impl Simulation {
         }
     }
 
-    /// A record with a new mark and key.
+    /// Returns a record with a new mark and key.
     fn record(&mut self) -> Json {
         let mut record = self.policy.record(&mut self.random);
         record["mark"] = json!(self.mark());
@@ -204,7 +204,7 @@ impl Simulation {
         format!("mk{:06}x", self.count)
     }
 
-    /// The key of a record that exists or existed.
+    /// Returns the key of a record that exists or existed.
     fn key(&mut self) -> Json {
         let count = self.random.below(self.count + 1);
         let keys: Vec<&String> = self.marks_by_key.keys().collect();
@@ -456,7 +456,7 @@ impl Simulation {
         }
         self.check(received);
         for index in 0..self.participants.len() {
-            // A client without subscriptions was not waited for.
+            // The pushes of a client without subscriptions were not drained.
             if self.can_subscribe(index) {
                 self.participants[index].previous.clear();
                 self.unsubscribe_old(index).await;
@@ -560,7 +560,7 @@ impl Simulation {
         self.check(received);
     }
 
-    /// Revokes a user, which ends all its connections.
+    /// Revokes a user. All connections of the user must be closed.
     async fn revoke(&mut self) {
         let user = format!("user-{}", self.random.below(4));
         let is_theirs = |participant: &Participant| {
@@ -576,7 +576,7 @@ impl Simulation {
         }
     }
 
-    /// A random request of a client.
+    /// Returns a random request of a client.
     fn request(&mut self, participant: usize) -> (&'static str, Json) {
         let is_anonymous = self.participants[participant].person.is_none();
         if self.random.one_in(if is_anonymous && self.policy.is_required { 2 } else { 14 }) {
@@ -670,7 +670,7 @@ impl Simulation {
         }
     }
 
-    /// A random step of a transaction.
+    /// Returns a random step of a transaction.
     fn step(&mut self) -> Json {
         let (bucket, key, filter) = (self.random.pick(&BUCKETS), self.key(), self.filter());
         let version = self.random.one_in(4).then(|| 1 + self.random.below(3));
@@ -710,7 +710,7 @@ impl Simulation {
         }
     }
 
-    /// A random query without its bucket.
+    /// Returns a random query without its bucket.
     fn query(&mut self) -> Json {
         let direction = self.random.pick(&["asc", "desc"]);
         let field = self.random.pick(&["n", "mark", "id"]);
@@ -765,7 +765,7 @@ impl Participant {
     }
 }
 
-/// All words with this prefix, six digits and this suffix.
+/// Returns all words with this prefix, six digits and this suffix.
 fn find_words(text: &str, prefix: &str, end: char) -> Vec<String> {
     let starts = text.match_indices(prefix).map(|(start, _)| start);
     let words = starts.filter_map(|start| text.get(start..start + prefix.len() + 7));

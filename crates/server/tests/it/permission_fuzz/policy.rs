@@ -88,7 +88,7 @@ impl Policy {
         auth
     }
 
-    /// The access of a user, or of an anonymous client if `None`.
+    /// Returns the access of a user, or of an anonymous client if `None`.
     pub(super) fn access(&self, person: Option<usize>, operation: &str, bucket: Option<&str>) -> Access<'_> {
         let tier =
             OPERATIONS.iter().find(|(name, ..)| *name == operation).map_or(0, |(_, tier, ..)| usize::from(*tier));
@@ -127,7 +127,7 @@ impl Policy {
         }
     }
 
-    /// Whether a user may see a record by an operation.
+    /// Returns whether a user may see a record by an operation.
     pub(super) fn may_see(&self, person: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
         match self.access(person, operation, Some(bucket)) {
             Access::Nothing => false,
@@ -136,12 +136,12 @@ impl Policy {
         }
     }
 
-    /// Whether a user may see a record in a transaction step, which needs permission for the transaction and for the operation.
+    /// Returns whether a user may see a record in a transaction step, which needs permission for the transaction and for the operation.
     pub(super) fn may_see_in_step(&self, person: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
         ["store.transaction", operation].iter().all(|operation| self.may_see(person, operation, bucket, record))
     }
 
-    /// A random record.
+    /// Returns a random record.
     pub(super) fn record(&self, random: &mut Random) -> Json {
         let person = &self.people[random.below(self.people.len())];
         let mut record = json!({
@@ -257,7 +257,7 @@ impl RowFilter {
         }
     }
 
-    /// Whether the filter matches a record. `None` if the user lacks a value that the filter refers to.
+    /// Returns whether the filter matches a record. `None` if the user lacks a value that the filter refers to.
     fn matches(&self, person: &Person, record: &Json) -> Option<bool> {
         let metadata = |name: &str| person.metadata.get(name).filter(|value| !value.is_null());
         Some(match self {

@@ -12,12 +12,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number less than `bound`.
+    /// Returns a number less than `bound`.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).unwrap_or_default()
     }
 
-    /// True once in `times`, on average.
+    /// Returns true once in `times`, on average.
     pub(super) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

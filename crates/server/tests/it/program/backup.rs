@@ -25,7 +25,7 @@ async fn contents(server: &ServerProcess) -> (Vec<String>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_of_a_killed_server_is_restored_with_a_new_epoch() {
+async fn backup_of_a_killed_server_is_restored_with_a_new_epoch() {
     let dir = WorkDir::new();
     let mut server = dir.start(&["--data-dir", "live"]);
     write_note(&server, "high tide").await;

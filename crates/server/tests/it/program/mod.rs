@@ -2,7 +2,7 @@
 
 mod access;
 mod backup;
-mod edge;
+mod connection_logs;
 mod persistence;
 mod reload;
 mod revoke;

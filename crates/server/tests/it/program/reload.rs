@@ -23,7 +23,7 @@ fn reload(process: &Process, last: &str) -> Vec<Json> {
     added()
 }
 
-/// A strong token for a user.
+/// Returns a strong token for a user.
 fn token(user_id: &str) -> String {
     format!("{user_id}-0123456789abcdefghijklmnopqrstuvwxyz")
 }

@@ -8,7 +8,7 @@ use crate::client::Client;
 
 const ADMIN: &str = "admin-0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// A directory with a configuration of three users.
+/// Creates a directory with a configuration of three users.
 fn work_dir() -> WorkDir {
     let dir = WorkDir::new();
     let tokens = json!({

@@ -87,7 +87,7 @@ async fn tokens_and_permissions_in_the_file_apply() {
     server.stop();
 }
 
-/// A command that runs the program with these limits on open files.
+/// Returns a command that runs the program with these limits on open files.
 fn with_open_files(dir: &WorkDir, soft: u32, hard: u32, args: &[&str]) -> Command {
     let program = dir.command(args);
     let mut command = Command::new("sh");

@@ -71,7 +71,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Sends a request without waiting for its reply. Returns the request ID.
+    /// Sends a request without waiting for its reply. Returns the request id.
     pub(super) async fn send(&mut self, operation: &str, params: &Json) -> Result<u64, ConnectionLost> {
         let id = self.next_id;
         self.next_id += 1;

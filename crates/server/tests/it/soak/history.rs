@@ -31,7 +31,7 @@ impl History {
         Self { query, is_delta, position: None, state: Json::Null, positions, cross_check, key }
     }
 
-    /// The parameters of a subscription that resumes from the last position, or starts again.
+    /// Returns the parameters of a subscription that resumes from the last position, or starts again.
     pub(super) fn subscribe(&self, should_resume: bool) -> Json {
         let mut params = self.query.subscribe();
         params["pos"] = json!(true);

@@ -1,8 +1,8 @@
 //! A soak test of the server: many clients that reconnect, fail or are slow, a faulty network, and a process that is killed.
 //!
-//! Each writer pipelines writes to its own records, and retries unacknowledged ones until all are done. Readers subscribe to
-//! queries, and resume after every disconnect. Meanwhile the process is killed, stopped and restarted on the same data, and a proxy
-//! injects network faults. The test checks:
+//! Each writer pipelines writes to its own records, and retries unacknowledged writes until all are done. Readers subscribe to queries, and
+//! resume after every disconnect. Meanwhile the process is killed, stopped and restarted on the same data, and a proxy injects network
+//! faults. The test checks:
 //!
 //! - No acknowledged write is lost. A retried write takes effect once, and gets the same reply.
 //! - A subscriber receives each position at most once. At every position, the result built from deltas equals the snapshot that
@@ -10,7 +10,7 @@
 //! - No client sees its own write before the reply, or a partial transaction.
 //! - After the last write, every subscriber has the results of the store. After the last disconnect, the server keeps no state.
 //!
-//! A seed, which is printed, decides what happens; the number of completed writes decides when.
+//! A seed, which is printed, determines the random choices; the number of completed writes determines when a fault is injected.
 //! `TIDEWIRE_SOAK_SEED` sets the seed, and `TIDEWIRE_SOAK` multiplies the amount of work.
 
 mod connection;
@@ -155,7 +155,7 @@ async fn write_markers(client: &mut Client) {
     client.call("store.transaction", json!({"operations": operations})).await;
 }
 
-/// The behaviour of each reader, and whether it connects through the faulty network.
+/// Returns the behaviour of each reader, and whether it connects through the faulty network.
 fn reader_behaviors() -> Vec<(Behavior, bool)> {
     let direct = [
         Behavior::Steady,
@@ -174,7 +174,7 @@ fn reader_behaviors() -> Vec<(Behavior, bool)> {
         .collect()
 }
 
-/// The queries of a reader. The first two readers subscribe to all queries, with deltas and with snapshots. Slow readers also
+/// Returns the queries of a reader. The first two readers subscribe to all queries, with deltas and with snapshots. Slow readers also
 /// subscribe to the large records.
 fn choose_queries(behavior: Behavior, index: usize, rng: &mut Rng, cross_check: &Arc<CrossCheck>) -> Vec<History> {
     let all = query::all(WRITERS);
@@ -189,7 +189,7 @@ fn choose_queries(behavior: Behavior, index: usize, rng: &mut Rng, cross_check: 
     chosen.into_iter().enumerate().map(|(index, query)| History::new(query, index % 2 == 0, cross_check)).collect()
 }
 
-/// The faults, each with the number of writes after which it occurs.
+/// Returns the faults, each with the number of writes after which it occurs.
 fn script(rng: &mut Rng, scale: usize) -> Vec<(usize, Incident)> {
     let mut incidents = vec![Incident::Stop];
     incidents.resize(1 + KILLS * scale, Incident::Kill);

@@ -21,7 +21,7 @@ pub(super) struct Write {
     pub(super) operation: &'static str,
     pub(super) params: Json,
     pub(super) expected: ExpectedReply,
-    /// The request ID on the current connection.
+    /// The request id on the current connection.
     pub(super) id: u64,
     pub(super) is_sent: bool,
     pub(super) is_retried: bool,
@@ -54,7 +54,7 @@ pub(super) enum ExpectedReply {
 }
 
 impl ExpectedReply {
-    /// Whether a repeated request gets the same reply.
+    /// Returns whether a repeated request gets the same reply.
     pub(super) fn is_repeatable(&self) -> bool {
         !matches!(self, Self::Versioned { .. })
     }
@@ -102,13 +102,13 @@ impl Model {
         Self { owner, writes: 0, items, heavy, amount: TOTAL_FUNDS / 2, transfers: 0, log: Vec::new() }
     }
 
-    /// The initial accounts of an owner.
+    /// Returns the initial accounts of an owner.
     pub(super) fn accounts(owner: &str) -> [Json; 2] {
         ["a", "b"]
             .map(|name| json!({"id": format!("{owner}-{name}"), "owner": owner, "amount": TOTAL_FUNDS / 2, "n": 0}))
     }
 
-    /// The next random write.
+    /// Returns the next random write.
     pub(super) fn write(&mut self, rng: &mut Rng) -> Write {
         self.writes += 1;
         let (operation, mut params, expected) = match rng.below(16) {
@@ -188,7 +188,7 @@ impl Model {
         ("store.upsert", json!({"bucket": "heavy", "data": data}), expected)
     }
 
-    /// The server generates the key, so a duplicate would add a second record.
+    /// Inserts into the log. The server generates the key, so a write that took effect twice would add a second record.
     fn log(&mut self) -> (&'static str, Json, ExpectedReply) {
         self.log.push(self.writes);
         let data = json!({"owner": self.owner, "n": self.writes});

@@ -31,7 +31,7 @@ enum Invariant {
     },
 }
 
-/// The definitions of the named queries.
+/// Returns the definitions of the named queries.
 pub(super) fn named() -> [(&'static str, Json); 4] {
     [
         ("all-items", json!({"bucket": "items"})),
@@ -50,17 +50,17 @@ fn inline(config: Json, invariant: Invariant) -> LiveQuery {
     LiveQuery { config, params: json!({}), name: None, invariant }
 }
 
-/// The items of a writer.
+/// Returns the items of a writer.
 pub(super) fn items_of(owner: &str) -> LiveQuery {
     by_name("items-of", json!({"owner": owner}), Invariant::Unchecked)
 }
 
-/// The large records, which fill the buffers of slow readers.
+/// Returns the large records, which fill the buffers of slow readers.
 pub(super) fn heavy() -> LiveQuery {
     inline(json!({"bucket": "heavy"}), Invariant::Unchecked)
 }
 
-/// All queries, for this number of writers.
+/// Returns all queries, for this number of writers.
 pub(super) fn all(writers: usize) -> Vec<LiveQuery> {
     let owners = i64::try_from(writers).expect("few writers");
     vec![
@@ -99,7 +99,7 @@ impl LiveQuery {
         json!([self.config, self.params]).to_string()
     }
 
-    /// The parameters of `store.subscribe`.
+    /// Returns the parameters of `store.subscribe`.
     pub(super) fn subscribe(&self) -> Json {
         match self.name {
             Some(name) => json!({"query": name, "params": self.params}),
@@ -107,14 +107,14 @@ impl LiveQuery {
         }
     }
 
-    /// The parameters of `store.query`.
+    /// Returns the parameters of `store.query`.
     pub(super) fn query(&self) -> Json {
         let mut params = self.config.clone();
         params["params"] = self.params.clone();
         params
     }
 
-    /// Whether the entries of its deltas have indexes.
+    /// Returns whether the entries of its deltas have indexes.
     pub(super) fn is_indexed(&self) -> bool {
         ["sort", "limit", "offset", "fields"].iter().any(|name| self.config.get(name).is_some())
     }

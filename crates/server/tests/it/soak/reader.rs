@@ -96,7 +96,7 @@ impl Reader {
         Ok(())
     }
 
-    /// No client writes any more: the results must become those of the store, and stay so.
+    /// Waits until all results equal those of the store. No client writes any more, so they must not change after that.
     async fn converge(&mut self) -> Result<(), ConnectionLost> {
         let subscriber = &mut self.subscriber;
         subscriber.connect_and_subscribe(|| true).await?;

@@ -5,7 +5,7 @@
 pub(super) struct Rng(u64);
 
 impl Rng {
-    /// The generator of one task, derived from the seed of the run.
+    /// Returns the generator of one task, derived from the seed of the run.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut rng = Self(seed ^ stream.wrapping_mul(0xA076_1D64_78BD_642F));
         rng.next();
@@ -19,17 +19,17 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number less than `limit`.
+    /// Returns a number less than `limit`.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit.max(1) as u64).expect("the remainder fits usize")
     }
 
-    /// True once in `times`, on average.
+    /// Returns true once in `times`, on average.
     pub(super) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// A random element.
+    /// Returns a random element.
     pub(super) fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }

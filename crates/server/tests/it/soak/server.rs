@@ -18,7 +18,7 @@ pub(super) struct RestartableServer {
 impl RestartableServer {
     pub(super) fn start() -> Self {
         let (port, dir) = (Port::reserve(), tempfile::tempdir().unwrap());
-        // Small enough that slow readers reach the limit.
+        // The limit is small enough for slow readers to reach it.
         let config = json!({"backpressure": {"maxBufferedBytes": 96 << 10}});
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
         let process = spawn_server(&port, dir.path());

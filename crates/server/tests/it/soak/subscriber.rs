@@ -12,7 +12,7 @@ pub(super) struct Subscriber {
     addr: SocketAddr,
     is_slow: bool,
     connection: Option<Connection>,
-    /// The queries, each with its subscription ID on the current connection.
+    /// The queries, each with its subscription id on the current connection.
     queries: Vec<(History, Option<String>)>,
 }
 
@@ -30,7 +30,7 @@ impl Subscriber {
         &self.queries[index].0
     }
 
-    /// The current connection.
+    /// Returns the current connection, or an error if it is lost.
     pub(super) fn connection(&mut self) -> Result<&mut Connection, ConnectionLost> {
         self.connection.as_mut().ok_or(ConnectionLost)
     }
@@ -79,7 +79,7 @@ impl Subscriber {
         let Some(subscription) = self.queries[index].1.clone() else { return Ok(()) };
         let reply = self.request("store.unsubscribe", &json!({"subscriptionId": subscription})).await?;
         assert_eq!(reply, json!({"unsubscribed": true}));
-        // A push after the reply would fail the test.
+        // A later push of the subscription would fail the test.
         self.queries[index].1 = None;
         Ok(())
     }

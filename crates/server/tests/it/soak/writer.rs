@@ -172,7 +172,7 @@ fn check_reply(write: &Write, message: &Json) -> Result<Json, ConnectionLost> {
     }
 }
 
-/// The key of an item, and the number of its last write, its rank and version.
+/// Returns the key of an item, and the number of its last write, its rank and version.
 fn item(row: &Json) -> (String, (u64, u64, u64)) {
     let number = |field: &str| row[field].as_u64().unwrap_or_else(|| panic!("no {field} in {row}"));
     let key = row["id"].as_str().expect("an item has a key").to_owned();

@@ -13,7 +13,7 @@ pub(crate) fn store_options() -> StoreOptions {
     StoreOptions::default().clock(Clock::new(|| NOW))
 }
 
-/// The configuration of a bucket of tides: `id` counts from 1, `port` is required, `level` is an indexed number, `code` is unique.
+/// Returns the configuration of a bucket of tides: `id` counts from 1, `port` is required, `level` is an indexed number, `code` is unique.
 pub(crate) fn tides_config() -> Json {
     json!({
         "key": "id",
@@ -27,7 +27,7 @@ pub(crate) fn tides_config() -> Json {
     })
 }
 
-/// A newly inserted tide.
+/// Returns a newly inserted tide.
 pub(crate) fn tide(id: u64, port: &str, level: impl Into<Json>) -> Json {
     let level: Json = level.into();
     json!({"id": id, "port": port, "level": level, "_version": 1, "_createdAt": NOW, "_updatedAt": NOW})

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 pub(crate) const TEXT: u8 = 0x81;
 pub(crate) const CLOSE: u8 = 0x88;
 
-/// A WebSocket handshake for this path, with additional header lines.
+/// Returns a WebSocket handshake for this path, with additional header lines.
 pub(crate) fn handshake(path: &str, headers: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: tide\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\
@@ -21,7 +21,7 @@ pub(crate) fn handshake(path: &str, headers: &str) -> String {
     )
 }
 
-/// A masked frame with an arbitrary first byte.
+/// Returns a masked frame with an arbitrary first byte.
 pub(crate) fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     const KEY: [u8; 4] = [1, 2, 3, 4];
     let mut frame = vec![first];
@@ -108,7 +108,7 @@ impl RawClient {
         timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("write timed out").unwrap();
     }
 
-    /// Continues reading while another task writes these bytes.
+    /// Writes these bytes on another task. Returns the reading half.
     pub(crate) fn split(self, bytes: Vec<u8>) -> RawClient<OwnedReadHalf> {
         let (stream, mut writing) = self.stream.into_split();
         tokio::spawn(async move {
@@ -130,7 +130,7 @@ impl RawClient {
         self.json().await
     }
 
-    /// Returns the code and reason of the close frame, which must be the next frame.
+    /// Receives the close frame, which must be the next frame. Returns its code and reason.
     pub(crate) async fn immediate_close(&mut self) -> (u16, String) {
         let (kind, payload) = self.frame().await.expect("expected a close frame");
         assert_eq!(kind, 8, "expected a close frame, got {payload:?}");
@@ -139,7 +139,7 @@ impl RawClient {
         (u16::from_be_bytes([payload[0], payload[1]]), String::from_utf8(payload[2..].to_vec()).unwrap())
     }
 
-    /// Returns the code and reason of the close frame, skipping the frames before it. The server must then close the socket.
+    /// Receives frames until the server closes the socket. Returns the code and reason of the close frame.
     pub(crate) async fn closed(&mut self) -> (u16, String) {
         let mut said = (1006, String::new());
         while let Some((kind, payload)) = self.frame().await {
@@ -161,12 +161,12 @@ impl<S: AsyncRead + Unpin> RawClient<S> {
         read.is_ok_and(|length| length > 0)
     }
 
-    /// Takes the unprocessed input as text.
+    /// Removes the unprocessed input, and returns it as text.
     pub(crate) fn take_input(&mut self) -> String {
         String::from_utf8(std::mem::take(&mut self.input)).unwrap()
     }
 
-    /// Reads at least this many more bytes and keeps them.
+    /// Reads at least this many more bytes into the input.
     pub(crate) async fn read_more(&mut self, bytes: usize) {
         let enough = self.input.len() + bytes;
         while self.input.len() < enough {
@@ -184,7 +184,7 @@ impl<S: AsyncRead + Unpin> RawClient<S> {
         true
     }
 
-    /// The status and the lowercase lines of the head of a response.
+    /// Receives the head of a response. Returns its status and its lowercase lines.
     pub(crate) async fn head(&mut self) -> (u16, String) {
         loop {
             if let Some(end) = self.input.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
@@ -195,7 +195,7 @@ impl<S: AsyncRead + Unpin> RawClient<S> {
         }
     }
 
-    /// A response with its body. The head must have a content length.
+    /// Receives a response. Returns its status, head and body. The head must have a content length.
     pub(crate) async fn response(&mut self) -> (u16, String, String) {
         let (status, head) = self.head().await;
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
@@ -207,7 +207,7 @@ impl<S: AsyncRead + Unpin> RawClient<S> {
         (status, head, body)
     }
 
-    /// The opcode and payload of the next frame; `None` if the connection has ended.
+    /// Receives a frame. Returns its opcode and payload; `None` if the connection has ended.
     pub(crate) async fn frame(&mut self) -> Option<(u8, Vec<u8>)> {
         loop {
             if let Some((header, len)) = header(&self.input)
@@ -224,7 +224,7 @@ impl<S: AsyncRead + Unpin> RawClient<S> {
         }
     }
 
-    /// The next text message.
+    /// Receives a text message.
     pub(crate) async fn json(&mut self) -> Json {
         let (kind, payload) = self.frame().await.expect("connection ended");
         assert_eq!(kind, 1, "expected a text message: {payload:?}");
@@ -232,7 +232,7 @@ impl<S: AsyncRead + Unpin> RawClient<S> {
     }
 }
 
-/// The lengths of a frame's header and payload.
+/// Returns the lengths of a frame's header and payload.
 fn header(input: &[u8]) -> Option<(usize, usize)> {
     match *input.get(1)? {
         126 => Some((4, u16::from_be_bytes(input.get(2..4)?.try_into().unwrap()).into())),

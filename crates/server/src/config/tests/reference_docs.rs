@@ -21,13 +21,13 @@ fn blocks(manual: &str, language: &str) -> Vec<String> {
 
 #[test]
 fn example_files_are_valid_and_equivalent() {
-    let world = World::new().variable("BOOK_SECRET", "a secret of more than thirty-two bytes");
+    let fixture = Fixture::new().variable("BOOK_SECRET", "a secret of more than thirty-two bytes");
     let manual = manual();
     let (jsons, tomls) = (blocks(&manual, "json"), blocks(&manual, "toml"));
     assert_eq!((jsons.len(), tomls.len()), (2, 1));
     let load = |name: &str, text: &str| {
-        let file = world.file(name, text);
-        world.load(&["--config", &file]).unwrap_or_else(|errors| panic!("{errors}"))
+        let file = fixture.file(name, text);
+        fixture.load(&["--config", &file]).unwrap_or_else(|errors| panic!("{errors}"))
     };
     let (mut json, mut toml) = (load("c.json", &jsons[0]), load("c.toml", &tomls[0]));
     assert!(load("d.json", &jsons[1]).server.auth.is_some());
@@ -86,14 +86,14 @@ fn every_key_and_flag_is_documented() {
 
 #[test]
 fn documented_defaults_are_the_defaults() {
-    let world = World::new();
-    let defaults = format!("{:?}", world.load(&[]).unwrap());
+    let fixture = Fixture::new();
+    let defaults = format!("{:?}", fixture.load(&[]).unwrap());
     // Without a token auth is off, and its settings have no effect.
     let with_token = |mut file: Json| {
         file["auth"]["tokens"] = json!({"0f1e2d3c4b5a69788796a5b4c3d2e1f0": {"userId": "u"}});
         // Avoids warnings, whose columns would differ.
         file["auth"]["permissions"] = json!({"default": "deny"});
-        format!("{:?}", world.config(&file))
+        format!("{:?}", fixture.config(&file))
     };
     let defaults_of_auth = with_token(json!({}));
     let manual = manual();
@@ -111,7 +111,7 @@ fn documented_defaults_are_the_defaults() {
         if key.starts_with("auth.") {
             assert_eq!(with_token(file), defaults_of_auth, "{row}");
         } else {
-            assert_eq!(format!("{:?}", world.config(&file)), defaults, "{row}");
+            assert_eq!(format!("{:?}", fixture.config(&file)), defaults, "{row}");
         }
         count += 1;
     }

@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tidewire::auth::Auth;
 
 use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
-use crate::raw::{RawClient, TEXT, frame};
+use crate::raw_client::{RawClient, TEXT, frame};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn welcome_is_first_and_states_whether_login_is_required() {
@@ -34,7 +34,7 @@ async fn any_finite_number_is_a_valid_request_id() {
         assert_eq!(reply["code"], "UNKNOWN_OPERATION", "{id}");
         assert_eq!(reply["id"].as_f64(), Some(id.parse().unwrap()), "{id}");
     }
-    // Also a long one.
+    // A long number is echoed as the same double.
     let long = format!("1{}", "0".repeat(300));
     raw.send(&format!(r#"{{"id":{long},"type":"store.buckets"}}"#)).await;
     assert_eq!(raw.json().await["id"].as_f64(), Some(1e300));
@@ -127,7 +127,7 @@ async fn ping_is_not_an_operation_and_needs_no_login() {
 /// Checks a reply.
 type Check = Box<dyn Fn(&Json)>;
 
-/// A request, and the check of its reply given the number of inserts before it.
+/// Returns a request, and the check of its reply given the number of inserts before it.
 fn nth_request(turn: u64) -> (Json, Check) {
     let (id, key) = (json!(turn), format!("k{}", turn / 10));
     let inserted = turn / 10 + 1;
@@ -201,7 +201,7 @@ async fn write_is_answered_before_it_is_pushed() {
     let config = r#"{"key":"id","schema":{"id":{"type":"string"}}}"#;
     raw.send(&format!(r#"{{"id":1,"type":"store.defineBucket","name":"b","config":{config}}}"#)).await;
     raw.json().await;
-    // Also if it was sent before the reply to the subscription.
+    // This holds even if the write was sent before the reply to the subscription.
     let mut bytes = frame(TEXT, br#"{"id":0,"type":"store.subscribe","config":{"bucket":"b"}}"#);
     for id in 1..=300 {
         let insert = format!(r#"{{"id":{id},"type":"store.insert","bucket":"b","data":{{"id":"{id}"}}}}"#);

@@ -89,7 +89,7 @@ async fn anonymous_clients_cannot_probe_for_operations() {
         let failed = message_of(&mut client, operation, json!({})).await;
         assert_eq!(failed.0, "UNAUTHORIZED", "{operation}");
     }
-    // Operations under `auth.` need no login, so an unknown one is reported as such.
+    // Operations under `auth.` need no login, so an unknown name is reported as an unknown operation.
     for operation in ["auth.x", "auth.", "auth.Login", "auth.login.x", "ping"] {
         assert_eq!(client.call_err(operation, json!({})).await.0, "UNKNOWN_OPERATION", "{operation}");
     }
@@ -132,14 +132,14 @@ async fn session_expires_at_its_deadline() {
     test.advance(999);
     client.call("store.buckets", json!({})).await;
     test.advance(1);
-    // These operations need no session, and do not end it.
+    // These operations need no session, and do not end the expired one.
     assert_eq!(client.call("auth.whoami", json!({})).await, json!({"authenticated": false}));
     assert_eq!(client.call_err("auth.login", json!({"token": "unknown"})).await.0, "UNAUTHORIZED");
     let expired = ("UNAUTHORIZED".to_owned(), "Session expired".to_owned());
     assert_eq!(message_of(&mut client, "store.buckets", json!({})).await, expired);
     let (code, message) = message_of(&mut client, "store.buckets", json!({})).await;
     assert_eq!(code, "UNAUTHORIZED");
-    assert_ne!(message, "Session expired", "only the first request after expiry is told the reason");
+    assert_ne!(message, "Session expired", "only the error of the first request after expiry has the reason");
     let again = client.call("auth.login", json!({"token": "brief"})).await;
     assert_eq!(again["expiresAt"], START_MILLIS + 2000);
     client.call("store.buckets", json!({})).await;
@@ -227,7 +227,7 @@ async fn anonymous_requests_consume_no_rate_limit() {
     client.call("store.buckets", json!({})).await;
     let (code, error) = other.call_err("store.buckets", json!({})).await;
     assert_eq!((&*code, &error["details"]), ("RATE_LIMITED", &json!({"retryAfterMs": 1000})));
-    // Bob has his own budget. The address had one login left.
+    // Bob has his own budget. The address had one request left, which this login uses.
     let mut bob = test.client("bob").await;
     bob.call("store.buckets", json!({})).await;
     let mut late = test.anonymous().await;
@@ -237,9 +237,9 @@ async fn anonymous_requests_consume_no_rate_limit() {
 }
 
 /// Fails for all tokens but `good`.
-struct Broken;
+struct FailingValidator;
 
-impl TokenValidator for Broken {
+impl TokenValidator for FailingValidator {
     fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
         Box::pin(async move {
             match token {
@@ -252,7 +252,7 @@ impl TokenValidator for Broken {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_validator_reveals_nothing_and_keeps_the_session() {
-    let test = TestServer::start(Auth::new(Broken)).await;
+    let test = TestServer::start(Auth::new(FailingValidator)).await;
     let mut client = test.client("good").await;
     let failed = message_of(&mut client, "auth.login", json!({"token": "bad"})).await;
     assert_eq!(failed, ("INTERNAL_ERROR".to_owned(), "Internal server error".to_owned()));
@@ -359,7 +359,7 @@ async fn signed_tokens_are_checked_for_issuer_audience_and_validity_period() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signed_token_and_its_session_end_at_the_maximum_age() {
+async fn signed_token_and_its_session_end_at_the_maximum_age() {
     let test = TestServer::start(jwt(hs256().max_age(Duration::from_secs(10)))).await;
     let mut client = test.anonymous().await;
     let token = |claims: &Json| json!({"token": signed(&json!({"alg": "HS256"}), claims, SECRET)});

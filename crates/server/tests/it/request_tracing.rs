@@ -27,7 +27,7 @@ struct Recorder(Arc<Mutex<Recorded>>);
 #[derive(Default)]
 struct Recorded {
     spans: Vec<Span>,
-    /// The index of each open span by its ID. IDs are reused after a span has closed.
+    /// The index of each open span by its id. ids are reused after a span has closed.
     open: BTreeMap<u64, usize>,
     events: Vec<(Level, Fields)>,
 }
@@ -93,7 +93,7 @@ impl Recorder {
         (recorder, guard)
     }
 
-    /// The spans with this name, oldest first.
+    /// Returns the spans with this name, oldest first.
     fn spans(&self, name: &str) -> Vec<Span> {
         self.0.lock().unwrap().spans.iter().filter(|span| span.name == name).cloned().collect()
     }
@@ -107,7 +107,7 @@ impl Recorder {
         span
     }
 
-    /// The log lines with this message.
+    /// Returns the log lines with this message.
     fn lines(&self, message: &str) -> Vec<(Level, Fields)> {
         let recorded = self.0.lock().unwrap();
         let is_wanted = |(_, fields): &&(Level, Fields)| fields.0.get("message").is_some_and(|text| text == message);
@@ -115,7 +115,7 @@ impl Recorder {
     }
 }
 
-/// Options with optional login.
+/// Returns options with optional login.
 fn with_tokens() -> ServerOptions {
     options().auth(Auth::new(RoleTokens).required(false))
 }

@@ -12,17 +12,17 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
 use crate::metrics_page::{MetricsPage, wait_for_metrics};
-use crate::raw::{RawClient, TEXT, frame, handshake};
+use crate::raw_client::{RawClient, TEXT, frame, handshake};
 
 /// The code and reason of a close frame.
 type Closed = (u16, String);
 
 macro_rules! disconnects {
-    ($($name:ident $code:literal $reason:literal by $provoke:ident;)*) => {
+    ($($name:ident $code:literal $reason:literal in $scenario:ident;)*) => {
         $(
             #[tokio::test(flavor = "multi_thread")]
-            async fn $provoke() {
-                assert_eq!(provoke::$provoke().await, ($code, $reason.to_owned()));
+            async fn $scenario() {
+                assert_eq!(scenarios::$scenario().await, ($code, $reason.to_owned()));
             }
         )*
 
@@ -36,36 +36,36 @@ macro_rules! disconnects {
 }
 
 disconnects! {
-    SERVER_SHUTDOWN 1000 "server_shutdown" by a_server_that_stops;
-    NORMAL_CLOSURE 1000 "normal_closure" by a_disconnect_by_the_host;
-    SERVER_SHUTTING_DOWN 1001 "server_shutting_down" by a_handshake_during_the_grace_period;
-    BINARY_NOT_SUPPORTED 1003 "binary_not_supported" by a_binary_message;
-    INTERNAL_ERROR 1011 "internal_error" by a_panic;
-    MEMORY_LIMIT 1013 "memory_limit" by a_message_above_the_memory_limit;
-    HEARTBEAT_TIMEOUT 4001 "heartbeat_timeout" by a_missing_pong;
-    SESSION_REVOKED 4002 "session_revoked" by a_revoked_session;
-    TOO_MANY_CONNECTIONS 4003 "too_many_connections" by too_many_connections_of_an_address;
-    SLOW_CONSUMER 4008 "slow_consumer" by a_client_that_does_not_read;
-    LOGIN_TIMEOUT 4009 "login_timeout" by a_client_that_does_not_log_in;
+    SERVER_SHUTDOWN 1000 "server_shutdown" in server_that_stops_closes_its_connections;
+    NORMAL_CLOSURE 1000 "normal_closure" in program_can_disconnect_a_client;
+    SERVER_SHUTTING_DOWN 1001 "server_shutting_down" in handshake_during_the_grace_period_is_rejected;
+    BINARY_NOT_SUPPORTED 1003 "binary_not_supported" in binary_message_closes_the_connection;
+    INTERNAL_ERROR 1011 "internal_error" in panic_closes_the_connection;
+    MEMORY_LIMIT 1013 "memory_limit" in message_above_the_memory_limit_closes_the_connection;
+    HEARTBEAT_TIMEOUT 4001 "heartbeat_timeout" in missing_pong_closes_the_connection;
+    SESSION_REVOKED 4002 "session_revoked" in revoked_session_closes_the_connection;
+    TOO_MANY_CONNECTIONS 4003 "too_many_connections" in connection_above_the_address_limit_is_rejected;
+    SLOW_CONSUMER 4008 "slow_consumer" in client_that_does_not_read_is_disconnected;
+    LOGIN_TIMEOUT 4009 "login_timeout" in client_that_does_not_log_in_is_disconnected;
 }
 
-/// Options with optional login by the tokens of [`RoleTokens`].
+/// Returns options with optional login by the tokens of [`RoleTokens`].
 fn with_tokens() -> ServerOptions {
     options().auth(Auth::new(RoleTokens).required(false))
 }
 
-/// The ID of the only connection over a socket.
+/// Returns the id of the only connection over a socket.
 fn socket_id(server: &Server) -> String {
     let ids: Vec<String> = server.connections().into_iter().map(|row| row.connection_id).collect();
     let [id] = &ids.iter().filter(|id| id.starts_with("conn-")).collect::<Vec<_>>()[..] else { panic!("{ids:?}") };
     (*id).clone()
 }
 
-/// The scenarios. Each returns the close frame that the client read.
-mod provoke {
+/// The scenarios. Each returns the close frame that the client receives.
+mod scenarios {
     use super::*;
 
-    pub(super) async fn a_server_that_stops() -> Closed {
+    pub(super) async fn server_that_stops_closes_its_connections() -> Closed {
         let server = serve(options()).await;
         let mut client = Client::connect(&server).await;
         let stopping = tokio::spawn(server.stop(Duration::ZERO));
@@ -75,14 +75,15 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_disconnect_by_the_host() -> Closed {
+    pub(super) async fn program_can_disconnect_a_client() -> Closed {
         let server = serve(options()).await;
         let (mut client, local) = (Client::connect(&server).await, server.client(None));
         let id = socket_id(&server);
         for unknown in ["", "conn-", "conn-999", "local-1", &id.to_uppercase(), &format!(" {id}")] {
             assert!(!server.disconnect(unknown), "{unknown:?}");
         }
-        let names: serde_json::Value = local.request("store.buckets", ()).await.expect("the in-process client goes on");
+        let names: serde_json::Value =
+            local.request("store.buckets", ()).await.expect("the in-process client stays connected");
         assert_eq!(names["count"], 0);
         assert!(server.disconnect(&id));
         let closed = client.closed().await;
@@ -93,8 +94,8 @@ mod provoke {
         closed
     }
 
-    /// The other client keeps the grace period open.
-    pub(super) async fn a_handshake_during_the_grace_period() -> Closed {
+    /// The other client stays connected, so that the grace period does not end.
+    pub(super) async fn handshake_during_the_grace_period_is_rejected() -> Closed {
         let server = serve(options()).await;
         let mut other = Client::connect(&server).await;
         let (whole, mut late) = (handshake("/", ""), RawClient::connect(&server).await);
@@ -112,7 +113,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_binary_message() -> Closed {
+    pub(super) async fn binary_message_closes_the_connection() -> Closed {
         let server = serve(options()).await;
         let mut client = Client::connect(&server).await;
         client.socket.send(Message::binary(vec![1, 2, 3])).await.unwrap();
@@ -121,7 +122,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_panic() -> Closed {
+    pub(super) async fn panic_closes_the_connection() -> Closed {
         let server = serve(with_tokens()).await;
         let mut client = Client::connect(&server).await;
         client.send("auth.login", json!({"token": "panic"})).await;
@@ -131,7 +132,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_message_above_the_memory_limit() -> Closed {
+    pub(super) async fn message_above_the_memory_limit_closes_the_connection() -> Closed {
         let options = options().memory(Memory::default().max_bytes(256 * 1024));
         let server = serve(options).await;
         let mut raw = RawClient::websocket(&server).await;
@@ -148,7 +149,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_missing_pong() -> Closed {
+    pub(super) async fn missing_pong_closes_the_connection() -> Closed {
         let interval = Duration::from_millis(20);
         let server = serve(options().heartbeat(Heartbeat::default().interval(interval).timeout(interval))).await;
         let mut client = Client::connect(&server).await;
@@ -159,7 +160,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_revoked_session() -> Closed {
+    pub(super) async fn revoked_session_closes_the_connection() -> Closed {
         let server = serve(with_tokens()).await;
         let mut client = Client::connect(&server).await;
         client.call("auth.login", json!({"token": "mara:admin"})).await;
@@ -172,7 +173,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn too_many_connections_of_an_address() -> Closed {
+    pub(super) async fn connection_above_the_address_limit_is_rejected() -> Closed {
         let options = options().max_connections_per_ip(1);
         let server = serve(options).await;
         let mut first = Client::connect(&server).await;
@@ -182,7 +183,7 @@ mod provoke {
         let closed = second.immediate_close().await;
         first.call("store.buckets", json!({})).await;
         drop(first);
-        // The permit of the first connection is free again, and is used to read the metrics.
+        // The permit of the first connection is released, so that the metrics can be read.
         let mut page = None;
         wait_until_async("the first connection has closed", PATIENCE, async || {
             page = MetricsPage::try_read(&server).await;
@@ -194,7 +195,7 @@ mod provoke {
         closed
     }
 
-    pub(super) async fn a_client_that_does_not_read() -> Closed {
+    pub(super) async fn client_that_does_not_read_is_disconnected() -> Closed {
         let options = options().backpressure(Backpressure::default().max_buffered_bytes(64 * 1024));
         let server = serve(options).await;
         let mut writer = server.client(None);
@@ -217,7 +218,7 @@ mod provoke {
         stalled.closed().await
     }
 
-    pub(super) async fn a_client_that_does_not_log_in() -> Closed {
+    pub(super) async fn client_that_does_not_log_in_is_disconnected() -> Closed {
         let auth = Auth::new(RoleTokens).login_timeout(Duration::from_millis(50));
         let server = serve(options().auth(auth)).await;
         let mut client = Client::connect(&server).await;
@@ -228,7 +229,7 @@ mod provoke {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn disconnect_by_the_host_abandons_the_request_in_flight() {
+async fn disconnect_by_the_program_abandons_the_request_in_flight() {
     let server = serve(with_tokens()).await;
     let mut client = Client::connect(&server).await;
     client.send("auth.login", json!({"token": "slow"})).await;

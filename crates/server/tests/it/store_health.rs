@@ -13,7 +13,7 @@ use tidewire_store::{Clock, Limits, Store, StoreOptions};
 use crate::client::{Client, notes_config, options, serve_store};
 use crate::faulty_disk::FaultyDisk;
 use crate::metrics_page::{MetricsPage, metric, wait_for_metrics};
-use crate::raw::RawClient;
+use crate::raw_client::RawClient;
 use crate::test_server::object;
 
 /// Opens a store on a disk with faults.
@@ -24,8 +24,8 @@ fn open(store_options: StoreOptions) -> (Store, FaultyDisk, TempDir) {
     (store, disk, dir)
 }
 
-/// Options with small segments, and without automatic checkpoints.
-fn small() -> StoreOptions {
+/// Returns options with small segments, and without automatic checkpoints.
+fn small_segments() -> StoreOptions {
     StoreOptions::default().embedded(EmbeddedOptions::default().segment_bytes(16 << 10).checkpoint_log_bytes(u64::MAX))
 }
 
@@ -123,7 +123,7 @@ async fn failed_disk_makes_health_503_and_rejects_writes_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn full_disk_rejects_writes_and_checkpoints_until_space_is_free() {
-    let (store, disk, _dir) = open(small());
+    let (store, disk, _dir) = open(small_segments());
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;
     client.call("store.insert", json!({"bucket": "notes", "data": {"text": "first"}})).await;
@@ -147,7 +147,7 @@ async fn full_disk_rejects_writes_and_checkpoints_until_space_is_free() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_above_its_limit_slows_writes_and_is_counted() {
-    let mut store_options = small();
+    let mut store_options = small_segments();
     store_options.embedded.max_log_bytes = 20_000;
     let (store, _disk, _dir) = open(store_options);
     let server = serve_store(store.clone(), options()).await;
@@ -201,7 +201,7 @@ async fn metrics_show_the_statistics_of_a_durable_store() {
     assert_shows_stats(&page, &store);
 }
 
-/// Blocks the writer until the returned sender is used or dropped.
+/// Blocks the writer until the returned sender sends or is dropped.
 async fn block_writer(store: &Store) -> std::sync::mpsc::Sender<()> {
     let (release, gate) = std::sync::mpsc::channel::<()>();
     let (entered, has_entered) = tokio::sync::oneshot::channel();

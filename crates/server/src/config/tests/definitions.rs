@@ -32,14 +32,14 @@ fn record(json: Json) -> serde_json::Map<String, Json> {
 
 #[test]
 fn changed_file_is_applied_at_the_next_start() {
-    let world = World::new();
-    let dir = world.dir.path().join("data");
+    let fixture = Fixture::new();
+    let dir = fixture.dir.path().join("data");
     let text = json!({"type": "string"});
     let first =
         json!({"buckets": {"users": users(&text)}, "queries": {"all": {"bucket": "users", "sort": {"name": "asc"}}}});
 
     let store = open(&dir);
-    let config = world.config(&first);
+    let config = fixture.config(&first);
     assert_eq!(applied(&store, &config).unwrap(), ["bucket users created", "query all created"]);
     store.insert("users", record(json!({"id": 1, "name": "ann", "age": 7}))).wait().unwrap();
     store.define_bucket("wire", users(&text)).wait().unwrap();
@@ -59,7 +59,7 @@ fn changed_file_is_applied_at_the_next_start() {
     second["queries"]["all"]["limit"] = json!(10);
     second["queries"]["young"] = json!({"bucket": "users", "filter": {"age": {"$lt": 10}}});
     let store = open(&dir);
-    let config = world.config(&second);
+    let config = fixture.config(&second);
     assert_eq!(applied(&store, &config).unwrap(), ["bucket users updated", "query all updated", "query young created"]);
     store.close().unwrap();
 
@@ -77,10 +77,10 @@ fn changed_file_is_applied_at_the_next_start() {
 
 #[test]
 fn incompatible_definitions_are_rejected_and_change_nothing() {
-    let world = World::new();
-    let dir = world.dir.path().join("data");
+    let fixture = Fixture::new();
+    let dir = fixture.dir.path().join("data");
     let store = open(&dir);
-    let old = world.config(&json!({"buckets": {"users": users(&json!({"type": "string"}))}}));
+    let old = fixture.config(&json!({"buckets": {"users": users(&json!({"type": "string"}))}}));
     applied(&store, &old).unwrap();
     store.close().unwrap();
 
@@ -89,9 +89,9 @@ fn incompatible_definitions_are_rejected_and_change_nothing() {
     let text = "[buckets.new]\nkey = 'id'\nschema.id.type = 'number'\n\n[buckets.users]\nkey = 'name'\n\
                 schema.id.type = 'number'\nschema.name.type = 'number'\nschema.age.type = 'number'\n\n\
                 [queries.lost]\nbucket = 'nowhere'\n";
-    let file = world.file("c.toml", text);
-    let config = world.load(&["--config", &file]).unwrap();
-    let error = applied(&store, &config).unwrap_err().replace(&format!("{}/", world.dir.path().display()), "");
+    let file = fixture.file("c.toml", text);
+    let config = fixture.load(&["--config", &file]).unwrap();
+    let error = applied(&store, &config).unwrap_err().replace(&format!("{}/", fixture.dir.path().display()), "");
     let expected = "c.toml:5:1: bucket \"users\": the stored definition differs in keys that cannot be changed; only fields and \
                     indexes can be added, and `ttl` can be changed. Change the file, or drop the bucket\n  \
                     key: stored \"id\", file \"name\"\n  \
@@ -106,15 +106,15 @@ fn incompatible_definitions_are_rejected_and_change_nothing() {
 
 #[test]
 fn update_that_stored_records_violate_is_rejected() {
-    let world = World::new();
-    let store = open(&world.dir.path().join("data"));
+    let fixture = Fixture::new();
+    let store = open(&fixture.dir.path().join("data"));
     let id = json!({"key": "id", "schema": {"id": {"type": "number"}}});
-    applied(&store, &world.config(&json!({"buckets": {"users": id}}))).unwrap();
+    applied(&store, &fixture.config(&json!({"buckets": {"users": id}}))).unwrap();
     for key in [1, 2] {
         store.insert("users", record(json!({"id": key, "name": "ann"}))).wait().unwrap();
     }
     let unique = users(&json!({"type": "string", "unique": true}));
-    let config = world.config(&json!({"buckets": {"a": id, "users": unique}}));
+    let config = fixture.config(&json!({"buckets": {"a": id, "users": unique}}));
     let error = applied(&store, &config).unwrap_err();
     assert!(error.contains("c.json:1:") && error.contains("bucket \"users\""), "{error}");
     assert!(store.snapshot().state.bucket("a").is_err());

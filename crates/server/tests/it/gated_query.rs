@@ -23,7 +23,7 @@ impl Gate {
         GateGuard(self)
     }
 
-    /// The number of blocked computations.
+    /// Returns the number of blocked computations.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(SeqCst)
     }

@@ -1,16 +1,18 @@
-//! Programmatic queries: queries implemented by the host.
+//! Programmatic queries: queries implemented by the embedding program.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
+use tidewire::auth::TokenExpiry;
 use tidewire::{Code, ProgrammaticQuery, RequestError, Server, ServerOptions, View};
 use tidewire_store::{Answer, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, options, serve_store};
-use crate::tides::{FOUR_TIDES, expect_error, insert_tides, serve_tides_with, tides_config};
+use crate::test_server::{TestServer, allow_only, ids, own_rows, tokens, user};
+use crate::tides_server::{FOUR_TIDES, expect_error, insert_tides, serve_tides_with, tides_config};
 
 /// The ports with a level of at least `params.least`, each once.
 #[derive(Debug)]
@@ -233,4 +235,110 @@ async fn server_with_programmatic_queries_releases_its_store() {
         drop(client);
         stopping.await.unwrap();
     }
+}
+
+/// A programmatic query that blocks after a given number of computations. It returns whether tide 1 exists.
+#[derive(Debug, Default)]
+struct BlockingQuery {
+    calls: AtomicUsize,
+    /// The number of calls that may still return. `None` means any number.
+    remaining: Mutex<Option<usize>>,
+    unblocked: Condvar,
+}
+
+impl BlockingQuery {
+    fn set_remaining(&self, remaining: Option<usize>) {
+        *self.remaining.lock().unwrap() = remaining;
+        self.unblocked.notify_all();
+    }
+}
+
+impl ProgrammaticQuery for BlockingQuery {
+    fn buckets(&self) -> Vec<String> {
+        vec!["tides".to_owned()]
+    }
+
+    fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+        self.calls.fetch_add(1, SeqCst);
+        let mut remaining =
+            self.unblocked.wait_while(self.remaining.lock().unwrap(), |remaining| *remaining == Some(0)).unwrap();
+        *remaining = remaining.map(|remaining| remaining - 1);
+        drop(remaining);
+        Ok(json!(view.get("tides", &json!(1))?.is_some()))
+    }
+}
+
+/// Unblocks the query when dropped, even if the test panics.
+struct BlockGuard(Arc<BlockingQuery>);
+
+impl BlockGuard {
+    /// Blocks the query after this number of calls.
+    fn after(query: &Arc<BlockingQuery>, answers: usize) -> Self {
+        query.set_remaining(Some(answers));
+        Self(Arc::clone(query))
+    }
+}
+
+impl Drop for BlockGuard {
+    fn drop(&mut self) {
+        self.0.set_remaining(None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn subscribers_of_a_blocked_query_can_unsubscribe() {
+    let query = Arc::new(BlockingQuery::default());
+    let (server, mut writer) = serve_tides_with(options().query("gated", Arc::clone(&query))).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = Client::connect(&server).await;
+        client.call("store.subscribe", json!({"query": "gated"})).await;
+        clients.push(client);
+    }
+    let calls = query.calls.load(SeqCst);
+    let guard = BlockGuard::after(&query, 0);
+    insert_tides(&mut writer, &[("Dover", 4)]).await;
+    wait_until_async("the query is called", PATIENCE, async || query.calls.load(SeqCst) > calls).await;
+    // The query runs for one of the subscribers. None of them waits for it.
+    for (number, client) in clients.iter_mut().enumerate() {
+        let subscription = format!("sub-{}", number + 1);
+        client.call("store.unsubscribe", json!({"subscriptionId": subscription})).await;
+    }
+    assert_eq!(server.stats().subscriptions, 0);
+    drop(guard);
+    // Its result is pushed to no client.
+    for client in &mut clients {
+        assert!(client.has_no_pushes().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn subscription_is_answered_after_the_first_result_of_its_query() {
+    let query = Arc::new(BlockingQuery::default());
+    let (server, mut client) = serve_tides_with(options().query("gated", Arc::clone(&query))).await;
+    let guard = BlockGuard::after(&query, 1);
+    let subscribed = client.call("store.subscribe", json!({"query": "gated"})).await;
+    assert_eq!(subscribed, json!({"subscriptionId": "sub-1", "data": false}));
+    // The query is called again, because there may have been a commit after the first result.
+    wait_until_async("the query is called", PATIENCE, async || query.calls.load(SeqCst) == 2).await;
+    insert_tides(&mut client, &[("Dover", 4)]).await;
+    drop(guard);
+    assert_eq!(client.push().await["data"], true);
+    assert_eq!(server.stats().subscriptions, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn login_after_expiry_keeps_permitted_subscriptions() {
+    let brief = user("brief", &["member"]).expiry(TokenExpiry::After(Duration::from_secs(1)));
+    let auth = allow_only(tokens([brief, user("ann", &["member"])]), [own_rows("member")]);
+    let test = TestServer::start_with(options().auth(auth).query("gated", BlockingQuery::default())).await;
+    test.bucket("tides", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "brief"})]).await;
+    let mut client = test.client("brief").await;
+    let first = client.call("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    assert_eq!(ids(&first["data"]), ["b"]);
+    client.call("store.subscribe", json!({"query": "gated"})).await;
+    test.advance(1000);
+    client.call("auth.login", json!({"token": "ann"})).await;
+    assert_eq!(ids(&client.push().await["data"]), ["a"]);
+    assert_eq!(test.server.stats().subscriptions, 2);
 }

@@ -8,9 +8,9 @@ use tidewire::auth::Auth;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
-use crate::raw::{CLOSE, RawClient, TEXT, frame};
+use crate::raw_client::{CLOSE, RawClient, TEXT, frame};
 
-/// Another connection, which must not be affected.
+/// Another connection, which invalid input must not affect.
 struct Bystander(Client);
 
 impl Bystander {
@@ -22,8 +22,8 @@ impl Bystander {
         Self(client)
     }
 
-    /// Checks that it is served and receives pushes, and that it is the only connection left.
-    async fn is_well(&mut self, server: &Server) {
+    /// Asserts that it is served and receives pushes, and that it is the only connection left.
+    async fn assert_unaffected(&mut self, server: &Server) {
         self.0.call("store.insert", json!({"bucket": "b", "data": {"id": "here"}})).await;
         assert_eq!(self.0.push().await["data"][0]["id"], "here");
         self.0.call("store.delete", json!({"bucket": "b", "key": "here"})).await;
@@ -74,13 +74,13 @@ async fn protocol_violations_close_the_connection_with_their_code() {
         ("a close with 4999", frame(CLOSE, &4999_u16.to_be_bytes()), 4999),
     ] {
         let mut raw = RawClient::websocket(&server).await;
-        // Its subscription must end with the connection.
+        // The subscription must end with the connection.
         raw.send(r#"{"id":1,"type":"store.subscribe","config":{"bucket":"b"}}"#).await;
         assert_eq!(raw.json().await["type"], "result");
         raw.write(&bytes).await;
         let (closed, reason) = raw.closed().await;
         assert_eq!(closed, code, "{violation}: {reason}");
-        bystander.is_well(&server).await;
+        bystander.assert_unaffected(&server).await;
     }
 }
 
@@ -143,7 +143,7 @@ async fn deeply_nested_or_wide_json_is_rejected_without_harm() {
     let deep = deep("{\"a\":", "}", 100_000);
     let subscribe = format!(r#"{{"id":1,"type":"store.subscribe","query":"q","params":{deep}}}"#);
     expect(&mut raw, &subscribe, "VALIDATION_ERROR").await;
-    // A value that cannot be parsed is not stored either.
+    // An array that is never closed is also rejected.
     let unclosed = "[".repeat(1 << 20);
     expect(&mut raw, &unclosed, "PARSE_ERROR").await;
     let mut wide = String::from(r#"{"id":1,"type":"store.buckets""#);
@@ -213,12 +213,12 @@ async fn numbers_out_of_range_and_lone_surrogates_are_rejected() {
     let reply =
         expect(&mut raw, &format!(r#"{{"id":1,"type":"store.insert","bucket":"b","data":{data}}}"#), "result").await;
     assert_eq!(reply["data"]["id"], "🌊");
-    // Taken before the next write, whose result might replace it.
+    // Received before the next write, whose result might replace it.
     bystander.0.push().await;
     expect(&mut raw, r#"{"id":1,"type":"store.delete","bucket":"b","key":"🌊"}"#, "result").await;
     bystander.0.push().await;
     drop(raw);
-    bystander.is_well(&server).await;
+    bystander.assert_unaffected(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -296,14 +296,14 @@ async fn parameters_of_wrong_types_are_rejected() {
         }
     }
     drop(raw);
-    bystander.is_well(&server).await;
+    bystander.assert_unaffected(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn panic_in_a_validator_closes_its_connection_and_is_counted() {
     let server = serve(options().auth(Auth::new(RoleTokens).required(false))).await;
     let mut bystander = Bystander::new(&server).await;
-    bystander.is_well(&server).await;
+    bystander.assert_unaffected(&server).await;
     for count in 1..=3 {
         let mut client = Client::connect(&server).await;
         client.call("store.subscribe", json!({"config": {"bucket": "b"}})).await;

@@ -4,14 +4,14 @@ use serde_json::{Value as Json, json};
 use tidewire_testkit::Process;
 
 use super::{ServerProcess, WorkDir, log};
-use crate::raw::{RawClient, handshake};
+use crate::raw_client::{RawClient, handshake};
 
-/// The log lines with this message.
+/// Returns the log lines with this message.
 fn lines(process: &Process, message: &str) -> Vec<Json> {
     log(process).into_iter().filter(|line| line["message"] == message).collect()
 }
 
-/// The status of a handshake with these header lines.
+/// Performs a handshake with these header lines. Returns the status.
 async fn status(server: &ServerProcess, lines: &str) -> u16 {
     let address = server.url.trim_start_matches("ws://").trim_end_matches('/');
     let mut raw = RawClient::connect_to(address.parse().unwrap()).await;
