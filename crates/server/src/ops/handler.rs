@@ -52,13 +52,14 @@ pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, re
 fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> HandlerResult {
     let name = &*request.name;
     // These operations need no login. Unknown names with the same prefix are treated alike.
-    let is_open = name.starts_with("auth.") && request.operation.is_none_or(|operation| operation.tier.is_none());
+    let needs_no_login =
+        name.starts_with("auth.") && request.operation.is_none_or(|operation| operation.tier.is_none());
     let mut login = connection.login_if_open()?;
-    if !is_open && let Some(login) = login.take_if(|login| login.session.is_expired(server.store.now())) {
+    if !needs_no_login && let Some(login) = login.take_if(|login| login.session.is_expired(server.store.now())) {
         return Err(expire(server, connection, &login));
     }
     let caller = Caller::new(server.auth.clone(), login);
-    let needs_permission = !is_open && name != "ping";
+    let needs_permission = !needs_no_login && name != "ping";
     if needs_permission {
         caller.check_tier(request.operation)?;
     }
@@ -67,7 +68,7 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
     else {
         // Permissions are checked first, so that an unauthorized caller does not learn whether the operation exists.
         if needs_permission {
-            unavailable::permit(&caller, request)?;
+            unavailable::authorize(&caller, request)?;
         }
         limit_rate(server, connection, &caller)?;
         return Err(unavailable::error(server, name));
@@ -142,13 +143,13 @@ impl RequestRecord {
     }
 
     fn end(&self, server: &ServerState, connection: &Connection, outcome: RequestOutcome) {
-        let took = self.started.elapsed();
-        server.operations.record(self.operation, outcome, took);
+        let elapsed = self.started.elapsed();
+        server.operations.record(self.operation, outcome, elapsed);
         self.span.record("outcome", outcome.label());
-        if took >= server.options.slow_request {
+        if elapsed >= server.options.slow_request {
             server.counters.slow.fetch_add(1, Relaxed);
             let (id, operation, outcome) = (self.id, self.name(), outcome.label());
-            let millis = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+            let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(%connection, %id, operation, outcome, millis, "slow request");
         }
     }

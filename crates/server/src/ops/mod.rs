@@ -102,13 +102,13 @@ enum Target<'a> {
 
 impl Call<'_> {
     /// Checks the permission. Returns the filter of the rows that the caller may access; `None` for all rows.
-    fn permit(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
-        self.permit_operation(self.operation, target)
+    fn authorize(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+        self.authorize_operation(self.operation, target)
     }
 
     /// Checks the permission for another operation that is part of this one.
-    fn permit_operation(&self, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
-        permit(&self.caller, operation, target).inspect_err(|_| self.progress.set(Progress::Denied))
+    fn authorize_operation(&self, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+        authorize(&self.caller, operation, target).inspect_err(|_| self.progress.set(Progress::Denied))
     }
 
     /// Counts the request towards the rate limit. Called once, after the parameters and the permission were checked.
@@ -120,7 +120,7 @@ impl Call<'_> {
     /// Checks the permission and admits the call.
     #[inline]
     fn admit_to(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
-        let row_filter = self.permit(target)?;
+        let row_filter = self.authorize(target)?;
         self.admit()?;
         Ok(row_filter)
     }
@@ -133,44 +133,44 @@ const MAX_INLINE_ENTRIES: usize = 500;
 fn build_listing(
     call: &Call<'_>,
     entries: usize,
-    make: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static,
+    compute: impl FnOnce(&ServerState) -> ReplyResult + Send + 'static,
 ) -> HandlerResult {
     if entries <= MAX_INLINE_ENTRIES {
-        return make(call.server).map(HandlerReply::Ready);
+        return compute(call.server).map(HandlerReply::Ready);
     }
-    Ok(run_on_pool(call, |server, _| make(server)))
+    Ok(run_on_pool(call, |server, _| compute(server)))
 }
 
 /// Computes a reply on the worker pool, and charges its memory to the connection. While the memory limit is exceeded, the request is
 /// rejected, so that the connections being closed can release their memory first.
 fn run_on_pool(
     call: &Call<'_>,
-    make: impl FnOnce(&ServerState, &CancelToken) -> ReplyResult + Send + 'static,
+    compute: impl FnOnce(&ServerState, &CancelToken) -> ReplyResult + Send + 'static,
 ) -> HandlerReply {
     let (server, sink) = (Arc::clone(call.server), Arc::clone(&call.connection.sink));
-    let made = call.server.work.run(call.connection.number, move |cancelled| {
+    let computed = call.server.work.run(call.connection.number, move |cancelled| {
         if server.memory.used() > server.memory.max_bytes() {
             return Err(server.work.reject_for_memory());
         }
-        let data = make(&server, cancelled)?;
+        let data = compute(&server, cancelled)?;
         let held = sink.hold(data.encoded_bytes());
         Ok((data, held))
     });
     HandlerReply::pending(async move {
-        let (data, _held) = made.await??;
+        let (data, _held) = computed.await??;
         Ok(data)
     })
 }
 
 /// Checks whether a caller may use an operation on a target. Returns the filter of the rows that it may access; `None` for all rows.
 #[inline]
-fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+fn authorize(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
     let (bucket, resource) = match target {
         Target::Bucket(bucket) => (Some(bucket), bucket),
         Target::Query { name, bucket } => (bucket, name),
         Target::Everything => (None, "*"),
     };
-    caller.permit(operation, bucket, resource)
+    caller.authorize(operation, bucket, resource)
 }
 
 /// Checks that the filter of a request does not have too many conditions. The conditions of row filters do not count.

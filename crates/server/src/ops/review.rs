@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::subscribe::{QueryTarget, SubscribeQuery, permit_query, reopen};
+use super::subscribe::{QueryTarget, SubscribeQuery, authorize_query, reopen};
 use super::table::OperationId;
 use crate::push::subscription::QuerySource;
 use crate::session::caller::Caller;
@@ -24,9 +24,9 @@ pub(super) fn review(connection: &Arc<Connection>, caller: &Caller) {
             subscription.end(RequestError::new(Code::QueryNotDefined, format!("query \"{name}\" is not defined")));
             continue;
         }
-        let permitted = caller.check_tier(Some(operation));
+        let tier_check = caller.check_tier(Some(operation));
         let target = QueryTarget::from(source);
-        let row_filter = match permitted.and_then(|()| permit_query(server, caller, operation, target)) {
+        let row_filter = match tier_check.and_then(|()| authorize_query(server, caller, operation, target)) {
             Ok(row_filter) => row_filter,
             Err(error) => {
                 subscription.end(error);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{BucketStats, Query, StoreError};
 
 use super::store_writes::{Idempotency, write};
-use super::subscribe::permit_named;
+use super::subscribe::authorize_named;
 use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, build_listing, check_conditions, run_on_pool};
 use crate::RequestError;
 use crate::protocol::reply::Data;
@@ -104,19 +104,19 @@ fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> ReplyR
         let count = subscriptions.get(name).copied().unwrap_or_default();
         json!({"name": name, "type": kind, "activeSubscriptions": count})
     };
-    let permit = |name: &str| restricted.map_or(Ok(None), |caller| permit_named(server, caller, name));
+    let authorize = |name: &str| restricted.map_or(Ok(None), |caller| authorize_named(server, caller, name));
     let snapshot = server.store.snapshot();
     // A programmatic query takes precedence over a stored query with the same name.
     let stored = snapshot.state.queries().filter(|(name, _)| !server.programmatic.contains(name));
     let declarative = stored.filter_map(|(name, config)| {
-        let has_hidden_rows = permit(&name).ok()?.is_some();
+        let has_hidden_rows = authorize(&name).ok()?.is_some();
         let mut query = listed(&name, "declarative");
         if !has_hidden_rows {
             query["config"] = json!(config);
         }
         Some(query)
     });
-    let programmatic = server.options.queries.keys().filter(|name| permit(name).is_ok());
+    let programmatic = server.options.queries.keys().filter(|name| authorize(name).is_ok());
     let programmatic = programmatic.map(|name| listed(name, "programmatic"));
     Data::list("{\"queries\":[", declarative.chain(programmatic), "]}", server.options.max_result_bytes)
 }

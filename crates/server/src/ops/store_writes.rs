@@ -62,7 +62,7 @@ pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
         if let Action::Where(filter) | Action::FindOne(filter) | Action::Count(filter) = &step.action {
             check_conditions(call.server, filter)?;
         }
-        step.guard = permit_step(call, step)?;
+        step.guard = authorize_step(call, step)?;
     }
     call.admit()?;
     let reply_records = steps.iter().enumerate().filter_map(|(index, step)| {
@@ -83,13 +83,13 @@ pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
 
 /// Checks the permission for a step of a transaction: the caller needs permission for both `store.transaction` and the operation of
 /// the step. Returns the filter of the rows that it may access; `None` for all rows.
-fn permit_step(call: &Call<'_>, step: &TransactionStep) -> Result<Option<Filter>, RequestError> {
+fn authorize_step(call: &Call<'_>, step: &TransactionStep) -> Result<Option<Filter>, RequestError> {
     let target = Target::Bucket(&step.bucket);
-    let of_transaction = call.permit(target)?;
+    let transaction_filter = call.authorize(target)?;
     let operation = operation_name(&step.action).and_then(OperationId::named);
     let operation = operation.ok_or_else(|| Denial::Default.error(call.operation.name, &step.bucket))?;
-    let of_step = call.permit_operation(operation, target)?;
-    Ok(match (of_transaction, of_step) {
+    let step_filter = call.authorize_operation(operation, target)?;
+    Ok(match (transaction_filter, step_filter) {
         (Some(one), Some(other)) if one != other => Some(one.and(other)),
         (one, other) => one.or(other),
     })
@@ -206,11 +206,12 @@ pub(super) struct Idempotency {
 
 impl Idempotency {
     pub(super) fn parse(call: &Call<'_>) -> Result<Option<Self>, RequestError> {
-        const COMPARED: [&str; 8] = ["bucket", "name", "key", "data", "version", "operations", "config", "updates"];
+        const COMPARED_PARAMS: [&str; 8] =
+            ["bucket", "name", "key", "data", "version", "operations", "config", "updates"];
         let key = call.params.optional_text("idempotencyKey")?;
         Ok(key.map(|key| {
             let name = call.operation.name.to_owned();
-            let request = COMPARED.iter().fold(name, |text, name| text + "\n" + &call.params.compact(name));
+            let request = COMPARED_PARAMS.iter().fold(name, |text, name| text + "\n" + &call.params.compact(name));
             Self { key: key.into_owned(), request }
         }))
     }

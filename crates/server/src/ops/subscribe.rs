@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 
 use super::store_reads::query_params;
 use super::table::OperationId;
-use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, check_conditions, permit};
+use super::{Call, HandlerReply, HandlerResult, ReplyResult, Target, authorize, check_conditions};
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
@@ -27,7 +27,7 @@ pub(super) fn subscribe(call: &Call<'_>) -> HandlerResult {
     if let SubscribeQuery::Inline(query) = &subscribe.query {
         check_conditions(call.server, &query.filter)?;
     }
-    let row_filter = permit_query(call.server, &call.caller, call.operation, subscribe.query.target())
+    let row_filter = authorize_query(call.server, &call.caller, call.operation, subscribe.query.target())
         .inspect_err(|_| call.progress.set(super::Progress::Denied))?;
     call.admit()?;
     let (connection, caller, operation) = (Arc::clone(call.connection), call.caller.clone(), call.operation);
@@ -134,32 +134,36 @@ impl Subscribe {
 }
 
 /// Checks whether a caller may subscribe to a named query. Returns the filter of the rows that it may see; `None` for all rows.
-pub(super) fn permit_named(server: &ServerState, caller: &Caller, name: &str) -> Result<Option<Filter>, RequestError> {
-    permit_query(server, caller, OperationId::subscribe(), QueryTarget::Named(name))
+pub(super) fn authorize_named(
+    server: &ServerState,
+    caller: &Caller,
+    name: &str,
+) -> Result<Option<Filter>, RequestError> {
+    authorize_query(server, caller, OperationId::subscribe(), QueryTarget::Named(name))
 }
 
 /// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; `None` for all rows.
-pub(super) fn permit_query(
+pub(super) fn authorize_query(
     server: &ServerState,
     caller: &Caller,
     operation: OperationId,
     target: QueryTarget<'_>,
 ) -> Result<Option<Filter>, RequestError> {
     let name = match target {
-        QueryTarget::Bucket(bucket) => return permit(caller, operation, Target::Bucket(bucket)),
+        QueryTarget::Bucket(bucket) => return authorize(caller, operation, Target::Bucket(bucket)),
         QueryTarget::Named(name) => name,
     };
     if let Some(buckets) = server.programmatic.buckets(name) {
         if buckets.is_empty() {
-            return permit(caller, operation, Target::Query { name, bucket: None }).map(|_| None);
+            return authorize(caller, operation, Target::Query { name, bucket: None }).map(|_| None);
         }
         for bucket in buckets {
-            permit(caller, operation, Target::Query { name, bucket: Some(bucket) })?;
+            authorize(caller, operation, Target::Query { name, bucket: Some(bucket) })?;
         }
         return Ok(None);
     }
     match server.bucket_of_query(name) {
-        Some(bucket) => permit(caller, operation, Target::Query { name, bucket: Some(&bucket) }),
+        Some(bucket) => authorize(caller, operation, Target::Query { name, bucket: Some(&bucket) }),
         // A caller without any permission to subscribe must not learn which queries exist.
         None => caller.may_ever(operation.name, name).map(|()| None),
     }
@@ -231,7 +235,7 @@ async fn evaluate(
                 server.live.subscribe_named(name, params.clone(), row_filter.clone(), options).await?
             }
         };
-        let now = permit_query(server, caller, operation, query.target())?;
+        let now = authorize_query(server, caller, operation, query.target())?;
         if now == row_filter {
             return Ok((events, row_filter));
         }

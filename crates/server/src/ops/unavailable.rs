@@ -18,13 +18,13 @@ const MISSING_CAPABILITIES: [(&str, Capabilities, &str); 5] = [
     ("server.backup", Capabilities::BACKUP, "no backup directory is configured; set \"backupDir\""),
 ];
 
-/// Checks whether the caller has permission for an operation with this name.
-pub(super) fn permit(caller: &Caller, request: &Request<'_>) -> Result<(), RequestError> {
+/// Checks the permission for an operation with this name.
+pub(super) fn authorize(caller: &Caller, request: &Request<'_>) -> Result<(), RequestError> {
     match request.operation.filter(|operation| operation.needs == Capabilities::RULES) {
         Some(operation) => {
             // Permissions apply to the topic, fact or pattern even without a rule engine.
             let topic = ["topic", "key", "pattern"].iter().find_map(|name| request.params.text(name).ok());
-            caller.permit(operation, None, topic.as_deref().unwrap_or("*")).map(drop)
+            caller.authorize(operation, None, topic.as_deref().unwrap_or("*")).map(drop)
         }
         None => caller.may_ever(&request.name, "*"),
     }

@@ -3,14 +3,14 @@
 //! The row filter of a caller is added to each of its reads, writes and subscriptions. So a hidden row does not appear in any
 //! result, count or page, without special cases.
 //!
-//! [`Caller::authorize`] makes all permission decisions, once the target of a request is known. [`check_tier`](Caller::check_tier) and
-//! [`may_ever`](Caller::may_ever) reject earlier the requests that `authorize` would deny for every target.
+//! [`Caller::decision`] makes all permission decisions, once the target of a request is known. [`check_tier`](Caller::check_tier) and
+//! [`may_ever`](Caller::may_ever) reject earlier the requests that `decision` would deny for every target.
 
 use std::sync::Arc;
 
 use tidewire_store::{Filter, ReferenceFilter};
 
-use super::decision::{Decision, Denial, Grounds};
+use super::decision::{AllowReason, Decision, Denial};
 use crate::auth::{Access, Grants, Session};
 use crate::auth::{Auth, Tier};
 use crate::ops::table::{OperationId, Scope};
@@ -75,10 +75,10 @@ impl Caller {
         self.login.as_deref()
     }
 
-    /// Decides whether the caller may use an operation on a bucket, or without one. `resource` is passed to the check of the embedding
-    /// program.
+    /// Returns whether the caller may use an operation on a bucket, or without one, and why. `resource` is passed to the check of the
+    /// embedding program.
     #[inline]
-    pub(crate) fn authorize(&self, operation: OperationId, bucket: Option<&str>, resource: &str) -> Decision {
+    pub(crate) fn decision(&self, operation: OperationId, bucket: Option<&str>, resource: &str) -> Decision {
         let tier_check = self.compare_tier(operation.tier);
         if let TierCheck::TooLow(denial) = tier_check {
             return Decision::Denied(denial);
@@ -86,16 +86,16 @@ impl Caller {
         if bucket.is_some_and(|bucket| bucket.starts_with('$')) {
             return Decision::Denied(Denial::SystemBucket);
         }
-        let Some(auth) = &self.auth else { return Decision::Allowed(Grounds::AuthOff, None) };
-        let Some(login) = &self.login else { return Decision::Allowed(Grounds::Anonymous, None) };
+        let Some(auth) = &self.auth else { return Decision::Allowed(AllowReason::AuthOff, None) };
+        let Some(login) = &self.login else { return Decision::Allowed(AllowReason::Anonymous, None) };
         if operation.scope == Scope::Connection {
             return match tier_check {
                 TierCheck::NeedsRule(tier) => Decision::Denied(Denial::DefaultTier(tier)),
-                _ => Decision::Allowed(Grounds::OwnConnection, None),
+                _ => Decision::Allowed(AllowReason::OwnConnection, None),
             };
         }
         match login.check(auth, operation.name, resource) {
-            Some(true) => return Decision::Allowed(Grounds::Check, None),
+            Some(true) => return Decision::Allowed(AllowReason::Check, None),
             Some(false) => return Decision::Denied(Denial::Check),
             None => {}
         }
@@ -103,16 +103,16 @@ impl Caller {
             Scope::Topic => login.grants.rules_allow_topic(operation.name, resource).then_some(Access::All),
             _ => login.grants.rule_access(operation.name, bucket),
         };
-        let (grounds, access) = match (by_rules, tier_check) {
-            (Some(access), _) => (Grounds::Rules, access),
+        let (reason, access) = match (by_rules, tier_check) {
+            (Some(access), _) => (AllowReason::Rules, access),
             (None, TierCheck::NeedsRule(tier)) => return Decision::Denied(Denial::DefaultTier(tier)),
-            (None, _) => (Grounds::Default, login.grants.default_access()),
+            (None, _) => (AllowReason::Default, login.grants.default_access()),
         };
         match access {
             Access::Denied => Decision::Denied(Denial::Default),
             Access::Rows(_) if operation.scope.affects_all_rows() => Decision::Denied(Denial::AllRows),
-            Access::Rows(filter) => Decision::Allowed(grounds, Some(filter)),
-            Access::All => Decision::Allowed(grounds, None),
+            Access::Rows(filter) => Decision::Allowed(reason, Some(filter)),
+            Access::All => Decision::Allowed(reason, None),
         }
     }
 
@@ -155,13 +155,13 @@ impl Caller {
     /// Checks whether the caller may use an operation on a bucket, or without one. Returns the filter of the rows that it may access;
     /// `None` for all rows. `resource` is passed to the check of the embedding program.
     #[inline]
-    pub(crate) fn permit(
+    pub(crate) fn authorize(
         &self,
         operation: OperationId,
         bucket: Option<&str>,
         resource: &str,
     ) -> Result<Option<Filter>, RequestError> {
-        match self.authorize(operation, bucket, resource) {
+        match self.decision(operation, bucket, resource) {
             Decision::Allowed(_, row_filter) => Ok(row_filter),
             Decision::Denied(Denial::SystemBucket) => {
                 Err(Denial::SystemBucket.error(operation.name, bucket.unwrap_or_default()))
@@ -182,7 +182,7 @@ impl Caller {
             return None;
         }
         let caller = self.clone();
-        Some(ReferenceFilter::new(move |bucket| match caller.authorize(OperationId::get(), Some(bucket), bucket) {
+        Some(ReferenceFilter::new(move |bucket| match caller.decision(OperationId::get(), Some(bucket), bucket) {
             Decision::Allowed(_, row_filter) => row_filter,
             // A bucket that the caller may not read at all has no row filter, and references to it are not restricted.
             Decision::Denied(_) => None,

@@ -9,13 +9,13 @@ use crate::{Code, RequestError};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Decision {
     /// Allowed on the rows that match the filter; `None` for all rows.
-    Allowed(Grounds, Option<Filter>),
+    Allowed(AllowReason, Option<Filter>),
     Denied(Denial),
 }
 
 /// Why an operation is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grounds {
+pub(crate) enum AllowReason {
     /// Auth is disabled.
     AuthOff,
     /// No login is required, and the anonymous tier is sufficient.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use super::caller::{Caller, Login};
-use super::decision::{Decision, Denial, Grounds};
+use super::decision::{AllowReason, Decision, Denial};
 use crate::auth::Grant;
 use crate::auth::{Session, Tier};
 use crate::ops::table::{OPERATIONS, OperationId, Scope, suggestion};
@@ -85,15 +85,15 @@ impl Caller {
     pub(crate) fn explain(&self, operation: OperationId, bucket: Option<&str>) -> Explanation {
         let resource = bucket.unwrap_or("*");
         let decision = match operation.scope {
-            _ if operation.tier.is_none() => Decision::Allowed(Grounds::OwnConnection, None),
-            Scope::Topic => self.authorize(operation, None, resource),
-            _ => self.authorize(operation, bucket, resource),
+            _ if operation.tier.is_none() => Decision::Allowed(AllowReason::OwnConnection, None),
+            Scope::Topic => self.decision(operation, None, resource),
+            _ => self.decision(operation, bucket, resource),
         };
         let (tier, tier_source) = self.tier_and_source();
         let rules = self.matching_rules(operation, bucket);
         let reason = ReasonFormatter { caller: self, operation, bucket, rules: &rules }.format(&decision);
         let (is_allowed, decided_by, row_filter) = match decision {
-            Decision::Allowed(grounds, row_filter) => (true, grounds.name(), row_filter),
+            Decision::Allowed(allow_reason, row_filter) => (true, allow_reason.name(), row_filter),
             Decision::Denied(denial) => (false, denial.name(), None),
         };
         Explanation {
@@ -133,7 +133,7 @@ impl Caller {
     }
 }
 
-impl Grounds {
+impl AllowReason {
     fn name(self) -> &'static str {
         match self {
             Self::AuthOff => "authOff",
@@ -171,22 +171,24 @@ impl ReasonFormatter<'_> {
     fn format(&self, decision: &Decision) -> String {
         let name = self.operation.name;
         let reason = match decision {
-            Decision::Allowed(grounds, row_filter) => self.format_grounds(*grounds, row_filter.is_some()),
+            Decision::Allowed(allow_reason, row_filter) => {
+                self.format_allow_reason(*allow_reason, row_filter.is_some())
+            }
             Decision::Denied(denial) => self.format_denial(*denial),
         };
         match (self.operation.scope, decision) {
-            (Scope::Steps, Decision::Allowed(Grounds::Check | Grounds::Rules | Grounds::Default, _)) => {
+            (Scope::Steps, Decision::Allowed(AllowReason::Check | AllowReason::Rules | AllowReason::Default, _)) => {
                 format!("{reason}; each operation in {name} also needs its own permission")
             }
             _ => reason,
         }
     }
 
-    fn format_grounds(&self, grounds: Grounds, is_restricted: bool) -> String {
+    fn format_allow_reason(&self, reason: AllowReason, is_restricted: bool) -> String {
         let rows = if is_restricted { "on the rows that match the row filter" } else { "on all rows" };
-        match grounds {
-            Grounds::AuthOff => "auth is off: every client may do everything".to_owned(),
-            Grounds::Anonymous => match self.caller.auth().and_then(|auth| auth.anonymous_tier) {
+        match reason {
+            AllowReason::AuthOff => "auth is off: every client may do everything".to_owned(),
+            AllowReason::Anonymous => match self.caller.auth().and_then(|auth| auth.anonymous_tier) {
                 Some(tier) => {
                     format!("no login is required, and clients without one have the tier {}", tier.name())
                 }
@@ -194,11 +196,15 @@ impl ReasonFormatter<'_> {
                          everything"
                     .to_owned(),
             },
-            Grounds::OwnConnection => "it affects only the client's own connection and needs no permission".to_owned(),
-            Grounds::Check => "the permission check of the embedding program allows it, on all rows".to_owned(),
-            Grounds::Rules if self.operation.scope.names_bucket() => format!("{} it, {rows}", self.describe_rules()),
-            Grounds::Rules => format!("{} it", self.describe_rules()),
-            Grounds::Default => {
+            AllowReason::OwnConnection => {
+                "it affects only the client's own connection and needs no permission".to_owned()
+            }
+            AllowReason::Check => "the permission check of the embedding program allows it, on all rows".to_owned(),
+            AllowReason::Rules if self.operation.scope.names_bucket() => {
+                format!("{} it, {rows}", self.describe_rules())
+            }
+            AllowReason::Rules => format!("{} it", self.describe_rules()),
+            AllowReason::Default => {
                 let target = self.target();
                 format!("no rule of its roles covers {target}, and the default is to allow")
             }
