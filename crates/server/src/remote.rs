@@ -37,7 +37,7 @@ fn describe(revoked: &Json, now: u64) -> anyhow::Result<String> {
     let (until, connections) = (number("revokedUntil")?, number("connections")?);
     let mut summary = format!("Revoked {}\n", revoked["userId"]);
     writeln!(summary, "  connections closed: {connections}")?;
-    writeln!(summary, "  logins refused for: {} s", until.saturating_sub(now).div_ceil(1000))?;
+    writeln!(summary, "  logins rejected for: {} s", until.saturating_sub(now).div_ceil(1000))?;
     if revoked["stored"] != true {
         writeln!(
             summary,

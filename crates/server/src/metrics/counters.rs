@@ -24,7 +24,7 @@ pub(crate) struct Counters {
     /// Messages rejected by the rate limit before login.
     pub(crate) before_login_limited: AtomicU64,
     /// Connections rejected because their address has too many, in total or before login.
-    pub(crate) refused_connections: AtomicU64,
+    pub(crate) rejected_connections: AtomicU64,
     /// Connections closed because the client did not read its pushes.
     pub(crate) slow_consumers: AtomicU64,
     /// Connections closed because no pong arrived.
@@ -38,15 +38,15 @@ pub(crate) struct Counters {
     /// Pushes dropped because the push buffer was full. The client gets a snapshot when it has read.
     pub(crate) held_back: AtomicU64,
     /// HTTP requests rejected because of their origin or host.
-    pub(crate) bad_origins: AtomicU64,
+    pub(crate) rejected_origins: AtomicU64,
     /// HTTP requests with forwarding headers from peers that are not trusted proxies.
     pub(crate) forwarded_ignored: AtomicU64,
     /// HTTP requests from trusted proxies with invalid forwarding headers.
     pub(crate) forwarded_invalid: AtomicU64,
     /// Sockets closed because of a missing, invalid or untrusted PROXY protocol header.
-    pub(crate) proxy_headers_refused: AtomicU64,
+    pub(crate) rejected_proxy_headers: AtomicU64,
     /// Sockets rejected because there were too many, in total or from one address.
-    pub(crate) refused_sockets: AtomicU64,
+    pub(crate) rejected_sockets: AtomicU64,
     pub(crate) backups: AtomicU64,
     pub(crate) backups_failed: AtomicU64,
 }

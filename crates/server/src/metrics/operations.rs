@@ -84,9 +84,9 @@ impl Default for OperationMetrics {
 }
 
 impl OperationMetrics {
-    pub(crate) fn record(&self, operation: Option<OperationId>, outcome: RequestOutcome, took: Duration) {
+    pub(crate) fn record(&self, operation: Option<OperationId>, outcome: RequestOutcome, elapsed: Duration) {
         let metric = &self.by_operation[operation.map_or(OPERATIONS.len(), OperationId::index)];
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         if outcome != RequestOutcome::Ok {
             metric.outcomes[outcome.index()].fetch_add(1, Relaxed);
         }

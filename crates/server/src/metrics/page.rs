@@ -52,14 +52,18 @@ impl Page {
             (
                 "connections_refused",
                 "Connections rejected: too many in total or from one address",
-                conn.refused + count(&counters.refused_connections),
+                conn.refused + count(&counters.rejected_connections),
             ),
             (
                 "sockets_refused",
                 "Sockets rejected: too many in total or from one address",
-                count(&counters.refused_sockets),
+                count(&counters.rejected_sockets),
             ),
-            ("origins_refused", "HTTP requests rejected because of their origin or host", count(&counters.bad_origins)),
+            (
+                "origins_refused",
+                "HTTP requests rejected because of their origin or host",
+                count(&counters.rejected_origins),
+            ),
             (
                 "forwarded_ignored",
                 "HTTP requests whose forwarding headers were ignored: the peer is not a trusted proxy",
@@ -73,7 +77,7 @@ impl Page {
             (
                 "proxy_headers_refused",
                 "Sockets closed because of a missing, invalid or untrusted PROXY protocol header",
-                count(&counters.proxy_headers_refused),
+                count(&counters.rejected_proxy_headers),
             ),
             ("bytes_received", "Bytes received from clients", conn.traffic.bytes_in),
             ("bytes_sent", "Bytes sent to clients", conn.traffic.bytes_out),

@@ -250,7 +250,7 @@ pub(crate) static OPERATIONS: &[Operation] = operations! {
     "store.stats"             Read  Read   Server     []           store_admin::stats          "Returns the number of records, indexes, queries and subscriptions.";
     "server.stats"            Admin Read   Server     []           server::stats               "Returns the state of the server and of its store.";
     "server.connections"      Admin Read   Server     []           server::connections         "Lists the connections.";
-    "server.revoke"           Admin Write  Server     [AUTH]       server::revoke              "Revokes a user: closes its connections, and refuses its logins.";
+    "server.revoke"           Admin Write  Server     [AUTH]       server::revoke              "Revokes a user: closes its connections and rejects its logins.";
     "server.backup"           Admin Read   Server     [BACKUP]     server::backup              "Copies the data into a new directory under backupDir.";
     "auth.login"              Open  Read   Connection [AUTH]       auth::login                 "Logs in with a token.";
     "auth.logout"             Open  Read   Connection [AUTH]       auth::logout                "Logs out.";

@@ -141,7 +141,7 @@ impl Http {
             }
         }
         if address_permit.is_err() {
-            self.server.counters.refused_sockets.fetch_add(1, Relaxed);
+            self.server.counters.rejected_sockets.fetch_add(1, Relaxed);
             return *reject(plain_text(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
         }
         match (request.method(), request.uri().path()) {
@@ -190,7 +190,7 @@ impl Http {
             }
             Some(Err(_)) => Err(Disconnect::SERVER_SHUTTING_DOWN),
             None => {
-                self.server.counters.refused_connections.fetch_add(1, Relaxed);
+                self.server.counters.rejected_connections.fetch_add(1, Relaxed);
                 Err(Disconnect::TOO_MANY_CONNECTIONS)
             }
         };
@@ -266,7 +266,7 @@ impl Http {
         };
         let origins: Vec<&[u8]> = headers.get_all(header::ORIGIN).iter().map(HeaderValue::as_bytes).collect();
         origin::check(rule, &origins, &source.hosts(headers)).map_err(|error| {
-            self.server.counters.bad_origins.fetch_add(1, Relaxed);
+            self.server.counters.rejected_origins.fetch_add(1, Relaxed);
             if self.log_limits.origin.allows(Instant::now()) {
                 let (peer, setting) = (source.client, error.problem.setting());
                 tracing::warn!(%peer, origin = error.origin, host = error.host, setting, "origin rejected");

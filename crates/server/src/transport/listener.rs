@@ -139,7 +139,7 @@ impl Listener {
     /// Sends an error response to a socket that is closed without being read. Best effort: the send buffer of a new socket is empty,
     /// so the response fits.
     fn reject(&self, socket: &TcpStream, status: &str) {
-        self.server.counters.refused_sockets.fetch_add(1, Relaxed);
+        self.server.counters.rejected_sockets.fetch_add(1, Relaxed);
         let response = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
         let _ = socket.try_write(response.as_bytes());
     }
@@ -167,7 +167,7 @@ impl Listener {
         if let ProxyHeaderError::Io(error) = error {
             return tracing::debug!(%peer, %error, "socket closed before the first bytes");
         }
-        self.server.counters.proxy_headers_refused.fetch_add(1, Relaxed);
+        self.server.counters.rejected_proxy_headers.fetch_add(1, Relaxed);
         if self.log_limit.allows(Instant::now()) {
             let settings = "trustedProxies, proxyProtocol";
             tracing::warn!(%peer, %error, settings, "socket rejected because of its PROXY protocol header");

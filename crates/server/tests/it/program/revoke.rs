@@ -49,10 +49,10 @@ async fn revocation_survives_a_kill_and_a_restart() {
     let done = revoke(&dir, ADMIN, &["ann", "--url", &server.url, "--reason", "left the harbour"]).await;
     assert_eq!((done.code, &*done.stderr), (Some(0), ""));
     let lines: Vec<&str> = done.stdout.lines().collect();
-    let [first, closed, refused] = lines[..] else { panic!("{}", done.stdout) };
+    let [first, closed, rejected] = lines[..] else { panic!("{}", done.stdout) };
     assert_eq!((first, closed), ("Revoked \"ann\"", "  connections closed: 1"));
-    let seconds = refused.strip_prefix("  logins refused for: ").and_then(|rest| rest.strip_suffix(" s")).unwrap();
-    assert!((3590..=3700).contains(&seconds.parse::<u64>().unwrap()), "{refused}");
+    let seconds = rejected.strip_prefix("  logins rejected for: ").and_then(|rest| rest.strip_suffix(" s")).unwrap();
+    assert!((3590..=3700).contains(&seconds.parse::<u64>().unwrap()), "{rejected}");
     assert_eq!(ann.push().await["event"], "session_revoked");
     assert_eq!(ann.closed().await.0, 4002);
     bob.call("store.buckets", json!({})).await;
