@@ -190,11 +190,11 @@ mod tests {
         ) {
             let text = if pretty { format!("{json:#}") } else { json.to_string() };
             prop_assert_eq!(parsed(&text), Ok(json));
-            let place = text.floor_char_boundary(at.index(text.len() + 1));
-            let after = text[place..].chars().next().map_or(place, |c| place + c.len_utf8());
+            let position = text.floor_char_boundary(at.index(text.len() + 1));
+            let after = text[position..].chars().next().map_or(position, |c| position + c.len_utf8());
             for edited in [
-                format!("{}{edit}{}", &text[..place], &text[place..]),
-                format!("{}{edit}{}", &text[..place], &text[after..]),
+                format!("{}{edit}{}", &text[..position], &text[position..]),
+                format!("{}{edit}{}", &text[..position], &text[after..]),
             ] {
                 prop_assert_eq!(parsed(&edited).ok(), serde_json::from_str::<Json>(&edited).ok(), "{}", edited);
             }

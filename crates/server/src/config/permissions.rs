@@ -57,14 +57,14 @@ fn rule(entry: &Entry<'_>, report: &mut Report) -> Option<Rule> {
     }
     if let Err(error) = rule.check() {
         let patterns = allow.iter().chain(topics.iter().flatten()).flatten();
-        let culprit = match &error {
+        let invalid_entry = match &error {
             RuleError::Pattern { pattern } => {
                 patterns.clone().find(|(text, _)| text == pattern).map(|(_, entry)| entry)
             }
             RuleError::NothingAllowed => member("allow"),
             _ => None,
         };
-        return culprit.unwrap_or(entry).fail(report, error.into());
+        return invalid_entry.unwrap_or(entry).fail(report, error.into());
     }
     for (pattern, entry) in allow.iter().flatten() {
         warn_about_unknown(pattern, entry, report);

@@ -264,8 +264,8 @@ impl Settings {
 
 /// Returns the limit of a record: as set, otherwise that of a message, but not less than the default of the store.
 fn max_record_bytes(given: Option<(usize, Location)>, server: &ServerOptions, report: &mut Report) -> usize {
-    let most = usize::try_from(MAX_RECORD_BYTES).unwrap_or(usize::MAX);
-    let default = server.max_payload_bytes.min(most).max(Limits::default().max_record_bytes);
+    let max_bytes = usize::try_from(MAX_RECORD_BYTES).unwrap_or(usize::MAX);
+    let default = server.max_payload_bytes.min(max_bytes).max(Limits::default().max_record_bytes);
     let bytes = given.as_ref().map_or(default, |(bytes, _)| *bytes);
     if let Some((_, location)) = given.filter(|_| bytes > server.max_payload_bytes) {
         let message = format!(

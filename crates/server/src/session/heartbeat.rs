@@ -60,8 +60,8 @@ impl Heartbeat {
     pub(crate) fn pong(&mut self, timestamp: f64) {
         if let PingState::Pinged(at, _) = self.state {
             #[expect(clippy::cast_precision_loss, reason = "milliseconds are exact in a double for 285 000 years")]
-            let is_answer = timestamp >= at as f64;
-            if is_answer {
+            let is_current = timestamp >= at as f64;
+            if is_current {
                 self.state = PingState::Answered;
             }
         }

@@ -44,16 +44,16 @@ pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
 /// Reads the forwarding headers of a request from a trusted proxy.
 pub(super) fn read(headers: &HeaderMap, trusted: &[Network]) -> Result<Forwarded, ForwardedError> {
     let standard = find_client(headers, &header::FORWARDED, trusted, |line| ForwardedParser(line).elements())?;
-    let customary = find_client(headers, &X_FORWARDED_FOR, trusted, |line| {
+    let x_forwarded = find_client(headers, &X_FORWARDED_FOR, trusted, |line| {
         let items = line.split(',').map(str::trim).filter(|item| !item.is_empty());
         Some(items.map(|item| Element { node: Some(item.to_owned()), host: None }).collect())
     })?;
-    if let (Some((one, _)), Some((other, _))) = (&standard, &customary)
+    if let (Some((one, _)), Some((other, _))) = (&standard, &x_forwarded)
         && one != other
     {
         return Err(ForwardedError::Contradiction { one: *one, other: *other });
     }
-    let client = standard.as_ref().or(customary.as_ref()).map(|(client, _)| *client);
+    let client = standard.as_ref().or(x_forwarded.as_ref()).map(|(client, _)| *client);
     let host = match standard.and_then(|(_, host)| host) {
         Some(host) => Some(host),
         None => last_host(headers)?,

@@ -86,15 +86,15 @@ async fn flooding_one_port_does_not_affect_the_other() {
     for _ in 0..32 {
         idle.push(RawClient::connect_to(admin).await);
     }
-    let mut refused = RawClient::connect_to(admin).await;
-    assert_eq!(refused.head().await.0, 503);
+    let mut rejected = RawClient::connect_to(admin).await;
+    assert_eq!(rejected.head().await.0, 503);
     assert_eq!(get(server.address(), "/health").await.0, 200);
     drop(idle);
 
     let server = serve(with_admin().max_connections(1)).await;
     let idle = RawClient::connect(&server).await;
-    let mut refused = RawClient::connect(&server).await;
-    assert_eq!(refused.head().await.0, 503);
+    let mut rejected = RawClient::connect(&server).await;
+    assert_eq!(rejected.head().await.0, 503);
     let (status, page) = get(server.admin_address().unwrap(), "/metrics").await;
     assert_eq!(status, 200);
     assert!(page.lines().any(|line| line == "tidewire_sockets_refused_total 1"), "{page}");

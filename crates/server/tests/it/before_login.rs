@@ -20,7 +20,7 @@ use crate::test_server::{TestServer, tokens, user};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 async fn serve_with(auth: Auth) -> Server {
     serve(options().auth(auth)).await
@@ -138,7 +138,7 @@ async fn anonymous_connections_hold_little_memory() {
 
 #[tokio::test(start_paused = true)]
 async fn client_that_does_not_log_in_is_disconnected() {
-    // Without a ping before the deadline, and with pings before it.
+    // With the first ping after the deadline, and with pings before it.
     for interval in [Duration::from_hours(1), Duration::from_secs(30)] {
         let options = options().auth(Auth::new(RoleTokens)).heartbeat(Heartbeat::default().interval(interval));
         let server = serve(options).await;
@@ -222,7 +222,7 @@ async fn every_message_before_login_counts_towards_the_rate_limit() {
     let (code, error) = other.call_err("auth.login", json!({"token": "ann"})).await;
     assert_eq!((&*code, error), ("RATE_LIMITED", limited(1, 700)));
     // Other addresses have their own.
-    let mut elsewhere = RawClient::websocket_from(&test.server, ELSEWHERE).await;
+    let mut elsewhere = RawClient::websocket_from(&test.server, OTHER_ADDRESS).await;
     assert_eq!(elsewhere.call(&json!({"id": 1, "type": "auth.whoami"})).await["type"], "result");
     // Logged-in users have a separate budget.
     for _ in 0..20 {
@@ -256,22 +256,22 @@ async fn connections_of_an_address_before_login_are_limited() {
     let limits = BeforeLogin::default().max_connections_per_ip(2);
     let server = serve_with(Auth::new(RoleTokens).before_login(limits)).await;
     let (mut first, second) = (Client::connect(&server).await, Client::connect(&server).await);
-    let refused = async || {
+    let rejected = async || {
         let mut raw = RawClient::connect(&server).await;
         raw.write(handshake("/", "").as_bytes()).await;
         assert_eq!(raw.head().await.0, 101, "a browser sees the reason only in a close frame");
         raw.immediate_close().await
     };
     let too_many = (4003, "too_many_connections".to_owned());
-    assert_eq!(refused().await, too_many);
-    let elsewhere = RawClient::websocket_from(&server, ELSEWHERE).await;
+    assert_eq!(rejected().await, too_many);
+    let elsewhere = RawClient::websocket_from(&server, OTHER_ADDRESS).await;
     // Only the first successful login releases the permit. A logout does not acquire it again.
     first.call_err("auth.login", json!({"token": "unknown"})).await;
-    assert_eq!(refused().await, too_many);
+    assert_eq!(rejected().await, too_many);
     first.call("auth.login", json!({"token": "mara:admin"})).await;
     first.call("auth.logout", json!({})).await;
     let third = Client::connect(&server).await;
-    assert_eq!(refused().await, too_many);
+    assert_eq!(rejected().await, too_many);
     let page = MetricsPage::read(&server).await;
     assert_eq!((page.get("connections_admitted_total"), page.get("connections_refused_total")), (4, 3));
     drop((second, elsewhere));

@@ -177,7 +177,7 @@ fn page(socket: &str) -> String {
         }}
         const socket = new WebSocket("{socket}");
         socket.onmessage = (event) => report(JSON.parse(event.data).type);
-        socket.onerror = () => report("refused");
+        socket.onerror = () => report("rejected");
         </script>"#
     )
 }
@@ -196,9 +196,9 @@ async fn foreign_page_cannot_connect_and_local_page_can() {
         // A page of this machine on another port.
         ("localhost", server.url(), "welcome"),
         // A page of a foreign origin.
-        ("evil.example", server.url(), "refused"),
+        ("evil.example", server.url(), "rejected"),
         // The same with DNS rebinding: for the browser, the page and the server have the same origin.
-        ("evil.example", format!("ws://evil.example:{site}/"), "refused"),
+        ("evil.example", format!("ws://evil.example:{site}/"), "rejected"),
         // The server rejects the page, and not the browser: a server that allows this origin accepts it.
         ("evil.example", open_to_evil.url(), "welcome"),
     ];

@@ -15,7 +15,7 @@ use tidewire::auth::{
 use crate::client::{Client, options, serve};
 use crate::test_server::{START_MILLIS, TestServer, tokens, user};
 
-fn people() -> Auth {
+fn auth() -> Auth {
     let brief = user("brief", &["writer"]).expiry(TokenExpiry::After(Duration::from_secs(1)));
     let over = user("over", &["writer"]).expiry(TokenExpiry::At(START_MILLIS));
     tokens([user("ann", &["writer", "diver"]), user("bob", &[]), brief, over])
@@ -28,7 +28,7 @@ async fn message_of(client: &mut Client, operation: &str, params: Json) -> (Stri
 
 #[tokio::test(flavor = "multi_thread")]
 async fn login_switches_the_session_and_logout_ends_it() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     let mut client = test.anonymous().await;
     assert_eq!(client.welcome["requiresAuth"], true);
     let anonymous = json!({"authenticated": false});
@@ -53,7 +53,7 @@ async fn login_switches_the_session_and_logout_ends_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_login_keeps_the_current_session() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     for is_logged_in in [false, true] {
         let mut client = test.anonymous().await;
         if is_logged_in {
@@ -81,7 +81,7 @@ async fn failed_login_keeps_the_current_session() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_clients_cannot_probe_for_operations() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     let mut client = test.anonymous().await;
     for operation in
         ["store.get", "store.gett", "rules.emit", "audit.query", "identity.login", "frob", "x.y", "Auth.login"]
@@ -127,7 +127,7 @@ async fn server_without_auth_has_no_auth_operations() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn session_expires_at_its_deadline() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     let mut client = test.client("brief").await;
     test.advance(999);
     client.call("store.buckets", json!({})).await;
@@ -155,7 +155,7 @@ async fn session_expires_at_its_deadline() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn optional_session_expires_too() {
-    let test = TestServer::start(people().required(false)).await;
+    let test = TestServer::start(auth().required(false)).await;
     let mut client = test.client("brief").await;
     test.advance(1000);
     let expired = ("UNAUTHORIZED".to_owned(), "Session expired".to_owned());
@@ -165,7 +165,7 @@ async fn optional_session_expires_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn expired_session_receives_no_pushes() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     test.bucket("notes", []).await;
     let mut client = test.client("brief").await;
     let plain = client.call("store.subscribe", json!({"config": {"bucket": "notes"}})).await;
@@ -194,7 +194,7 @@ async fn expired_session_receives_no_pushes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn first_request_after_expiry_ends_subscriptions() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     test.bucket("notes", []).await;
     let mut client = test.client("brief").await;
     client.call("store.subscribe", json!({"config": {"bucket": "notes"}})).await;
@@ -213,7 +213,7 @@ async fn first_request_after_expiry_ends_subscriptions() {
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_requests_consume_no_rate_limit() {
     let limit = RateLimit::new(3, Duration::from_secs(1));
-    let test = TestServer::start_with(options().auth(people()).rate_limit(limit)).await;
+    let test = TestServer::start_with(options().auth(auth()).rate_limit(limit)).await;
     let mut client = test.anonymous().await;
     for _ in 0..9 {
         assert_eq!(client.call_err("store.buckets", json!({})).await.0, "UNAUTHORIZED");

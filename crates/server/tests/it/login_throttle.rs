@@ -14,7 +14,7 @@ use crate::metrics_page::MetricsPage;
 use crate::raw_client::RawClient;
 use crate::test_server::{TestServer, ids, object};
 
-const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// Accepts the token `ann`, and counts its validations.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ async fn too_many_failed_logins_throttle_even_the_right_token() {
     assert_eq!(log_in(&mut client, "ann").await, "ok");
     assert_eq!(log_in(&mut client, "eve").await, "UNAUTHORIZED");
     let validations = validator.validations.load(SeqCst);
-    // On every connection of the address.
+    // The throttle applies to every connection of the address.
     for client in [&mut client, &mut test.anonymous().await] {
         let (code, error) = client.call_err("auth.login", json!({"token": "ann"})).await;
         assert_eq!((&*code, &error["details"]), ("RATE_LIMITED", &json!({"retryAfterMs": 50_000})));
@@ -72,7 +72,7 @@ async fn too_many_failed_logins_throttle_even_the_right_token() {
     let page = MetricsPage::read(&test.server).await;
     assert_eq!((page.get("logins_failed_total"), page.get("logins_throttled_total")), (3, 2));
     // Another address has its own count.
-    let mut elsewhere = RawClient::websocket_from(&test.server, ELSEWHERE).await;
+    let mut elsewhere = RawClient::websocket_from(&test.server, OTHER_ADDRESS).await;
     let login = |token: &str| json!({"id": 1, "type": "auth.login", "token": token});
     assert_eq!(elsewhere.call(&login("eve")).await["code"], "UNAUTHORIZED");
     assert_eq!(elsewhere.call(&login("ann")).await["type"], "result");

@@ -105,7 +105,7 @@ async fn connections_subscriptions_and_traffic_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_origins_are_counted() {
+async fn rejected_origins_are_counted() {
     let options = options().allowed_origins(["https://tide.example"]);
     let server = serve(options).await;
     let mut raw = RawClient::connect(&server).await;
@@ -118,15 +118,15 @@ async fn refused_origins_are_counted() {
 
 /// There is one permit for sockets. It is released shortly after the client has seen the end of its socket.
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_sockets_and_connections_are_counted() {
+async fn rejected_sockets_and_connections_are_counted() {
     let options = options().max_connections(1);
     let server = serve(options).await;
     // An idle socket holds the permit.
     let idle = RawClient::connect(&server).await;
-    let mut refused = RawClient::connect(&server).await;
-    let (status, head) = refused.head().await;
+    let mut rejected = RawClient::connect(&server).await;
+    let (status, head) = rejected.head().await;
     assert_eq!(status, 503);
-    assert!(head.contains("connection: close") && !refused.read_some().await);
+    assert!(head.contains("connection: close") && !rejected.read_some().await);
     drop(idle);
     let page = page_when_permitted(&server).await;
     assert!(page.get("sockets_refused_total") > 0);
@@ -135,9 +135,9 @@ async fn refused_sockets_and_connections_are_counted() {
     // An upgraded connection releases its socket permit, and is the only connection allowed.
     let client = connect_when_permitted(&server).await;
     let server = &server;
-    wait_until_async("a second connection is refused", PATIENCE, async || {
+    wait_until_async("a second connection is rejected", PATIENCE, async || {
         let mut second = RawClient::connect(server).await;
-        // A refused socket may be closed before it is written to.
+        // The server may close a rejected socket before the handshake is written.
         let _ = second.stream.write_all(handshake("/", "").as_bytes()).await;
         if second.has_response().await {
             assert_eq!(second.head().await.0, 503);

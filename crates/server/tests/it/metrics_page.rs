@@ -25,7 +25,7 @@ impl MetricsPage {
     /// Reads the page, or returns `None` if the server has no permit for another socket.
     pub(crate) async fn try_read(server: &Server) -> Option<Self> {
         let mut raw = RawClient::connect(server).await;
-        // A refused socket may be closed before it is written to.
+        // The server may close a rejected socket before the request is written.
         let _ = raw.stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
         if !raw.has_response().await {
             return None;

@@ -8,7 +8,7 @@ use crate::client::{Client, RoleTokens, options, serve, wait_for_connections};
 use crate::metrics_page::metric;
 use crate::raw_client::{RawClient, handshake};
 
-/// Performs a handshake with this host and additional header lines. Returns the status and the text of a refusal, which must end
+/// Performs a handshake with this host and additional header lines. Returns the status and the text of a rejection, which must end
 /// the connection.
 async fn connect(server: &Server, host: &str, lines: &str) -> (u16, String) {
     let mut raw = RawClient::connect(server).await;
@@ -50,7 +50,7 @@ async fn without_login_only_local_and_same_host_pages_connect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusal_names_the_headers_and_the_setting() {
+async fn rejection_names_the_headers_and_the_setting() {
     let server = serve(options()).await;
     let (_, text) = connect(&server, "localhost:8080", "Origin: https://evil.example\r\n").await;
     assert!(text.contains("Origin \"https://evil.example\"") && text.contains("\"localhost:8080\""), "{text}");

@@ -196,7 +196,7 @@ impl PermissionCheck for RecordingCheck {
 #[tokio::test(flavor = "multi_thread")]
 async fn custom_check_takes_precedence_over_rules() {
     let checks = Arc::new(RecordingCheck::default());
-    // The rules contradict the check.
+    // The check overrides these rules.
     let rules = [Rule::new("diver", ["*"]).on_buckets(["other", "third"])];
     let test = start_server(allow_only(tokens([user("dee", &["diver"])]), rules).check(Arc::clone(&checks))).await;
     test.bucket("third", []).await;

@@ -199,8 +199,8 @@ async fn proxy_protocol_sets_the_client_address() {
     }
 }
 
-/// Reads the number of refused PROXY headers. Connects from an untrusted address, because trusted proxies must send a header.
-async fn refused_headers(server: &Server) -> u64 {
+/// Reads the number of rejected PROXY headers. Connects from an untrusted address, because trusted proxies must send a header.
+async fn rejected_headers(server: &Server) -> u64 {
     let mut raw = RawClient::connect_from(server, [127, 0, 0, 2]).await;
     raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
     let (_, _, page) = raw.response().await;
@@ -209,7 +209,7 @@ async fn refused_headers(server: &Server) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sockets_without_a_valid_proxy_header_are_refused_and_counted() {
+async fn sockets_without_a_valid_proxy_header_are_rejected_and_counted() {
     let server = serve(with_proxy_protocol().handshake_timeout(Duration::from_millis(200))).await;
     let (trusted, other) = ([127, 0, 0, 1], [127, 0, 0, 2]);
     let too_long = [&proxy_header(0x21, 0x11, &[])[..14], &[0xff, 0xff]].concat();
@@ -218,7 +218,7 @@ async fn sockets_without_a_valid_proxy_header_are_refused_and_counted() {
         (trusted, b"PROXY TCP4 192.0.2.1 198.51.100.2 4711 8080\r\n".to_vec()),
         (trusted, proxy_header(0x21, 0x11, &[1, 2, 3])),
         (trusted, too_long),
-        // An incomplete header is refused after the timeout.
+        // An incomplete header is rejected after the timeout.
         (trusted, proxy_header_of([192, 0, 2, 1])[..20].to_vec()),
         (other, [proxy_header_of([192, 0, 2, 1]), handshake("/", "").into_bytes()].concat()),
     ];
@@ -227,16 +227,16 @@ async fn sockets_without_a_valid_proxy_header_are_refused_and_counted() {
         raw.write(&bytes).await;
         while raw.read_some().await {}
         assert_eq!(raw.take_input(), "", "no response is sent");
-        assert_eq!(refused_headers(&server).await, count as u64 + 1, "{bytes:?}");
+        assert_eq!(rejected_headers(&server).await, count as u64 + 1, "{bytes:?}");
     }
     // Untrusted peers connect as clients.
     let raw = websocket(RawClient::connect_from(&server, other).await, "").await;
     assert_eq!(address(&server), IpAddr::from(other));
     drop(raw);
-    // An idle peer is closed, and is not counted as refused.
+    // An idle peer is closed, and is not counted as rejected.
     let mut idle = RawClient::connect_from(&server, other).await;
     assert!(!idle.read_some().await);
-    assert_eq!(refused_headers(&server).await, 6);
+    assert_eq!(rejected_headers(&server).await, 6);
 }
 
 /// Connects like a proxy that does not terminate TLS.

@@ -27,7 +27,7 @@ struct Recorder(Arc<Mutex<Recorded>>);
 #[derive(Default)]
 struct Recorded {
     spans: Vec<Span>,
-    /// The index of each open span by its id. ids are reused after a span has closed.
+    /// The index of each open span by its id. Ids are reused after a span has closed.
     open: BTreeMap<u64, usize>,
     events: Vec<(Level, Fields)>,
 }

@@ -17,7 +17,7 @@ use crate::metrics_page::{metric, wait_for_metrics};
 use crate::raw_client::RawClient;
 use crate::test_server::{TestServer, allow_only, ids, object, own_rows, tokens, user};
 
-fn people() -> Auth {
+fn auth() -> Auth {
     tokens([user("ann", &["writer"]), user("bob", &["writer"]), user("rea", &["reader", "diver"])])
 }
 
@@ -29,7 +29,7 @@ async fn expect_revoked(client: &mut Client) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_user_cannot_log_in_until_the_revocation_expires() {
-    let test = TestServer::start_with(options().auth(people()).revocation_ttl(Duration::from_mins(1))).await;
+    let test = TestServer::start_with(options().auth(auth()).revocation_ttl(Duration::from_mins(1))).await;
     test.bucket("notes", []).await;
     let (mut one, mut two) = (test.client("ann").await, test.client("ann").await);
     let (mut bob, mut anonymous) = (test.client("bob").await, test.anonymous().await);
@@ -52,7 +52,7 @@ async fn revoked_user_cannot_log_in_until_the_revocation_expires() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn user_without_connections_can_be_revoked() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     assert_eq!(test.server.revoke_user("ann"), 0);
     let mut client = test.anonymous().await;
     assert_eq!(client.call_err("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
@@ -62,7 +62,7 @@ async fn user_without_connections_can_be_revoked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_are_revoked_by_a_predicate() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     let (mut ann, mut bob, mut rea) = (test.client("ann").await, test.client("bob").await, test.client("rea").await);
     let is_diver = |session: &tidewire::auth::Session| session.roles.iter().any(|role| role == "diver");
     assert_eq!(test.server.revoke_sessions(is_diver), 1);
@@ -83,7 +83,7 @@ async fn sessions_are_revoked_by_a_predicate() {
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_client_cannot_log_in_again_before_its_connection_ends() {
     // The login is rejected as soon as the client has received the notice.
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     let mut waiting = Vec::new();
     for _ in 0..20 {
         waiting.push((test.client("ann").await, test.anonymous().await));
@@ -192,7 +192,7 @@ async fn login_without_permission_ends_subscriptions() {
 }
 
 /// Returns the ids in a push with a snapshot or a reset.
-fn seen(push: &Json) -> Vec<&str> {
+fn snapshot_ids(push: &Json) -> Vec<&str> {
     ids(push["data"].get("reset").unwrap_or(&push["data"]))
 }
 
@@ -211,13 +211,13 @@ async fn login_of_another_user_switches_the_visible_rows() {
             for (token, rows) in [("ann", ["a1"]), ("bob", ["b1"])] {
                 client.call("auth.login", json!({"token": token})).await;
                 let push = client.push().await;
-                assert_eq!((&push["subscriptionId"], seen(&push)), (id, rows.to_vec()), "{params}");
+                assert_eq!((&push["subscriptionId"], snapshot_ids(&push)), (id, rows.to_vec()), "{params}");
             }
             // Bob sees changes to his own rows only.
             test.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
             test.write(|draft| draft.insert("boats", object(json!({"id": "b2", "owner": "bob"})))).await;
             let push = client.push().await;
-            let got = if params.get("mode").is_some() { ids(&push["data"]["added"]) } else { seen(&push) };
+            let got = if params.get("mode").is_some() { ids(&push["data"]["added"]) } else { snapshot_ids(&push) };
             assert_eq!(got.last(), Some(&"b2"), "{push}");
             assert!(!got.contains(&"a2"), "{push}");
             test.write(|draft| draft.delete("boats", &json!("a2"), None)).await;
@@ -226,7 +226,7 @@ async fn login_of_another_user_switches_the_visible_rows() {
             assert!(!push.to_string().contains("\"a2\""), "{push}");
             client.call("auth.login", json!({"token": "sea"})).await;
             let push = client.push().await;
-            assert_eq!((&push["subscriptionId"], seen(&push)), (id, vec!["a1", "b1"]), "{params}");
+            assert_eq!((&push["subscriptionId"], snapshot_ids(&push)), (id, vec!["a1", "b1"]), "{params}");
             assert!(client.has_no_pushes().await);
         }
     }
@@ -345,7 +345,7 @@ async fn no_queued_delta_follows_the_reply_to_a_login_of_another_user() {
     if pushed.is_empty() {
         pushed.push(raw.json().await);
     }
-    assert_eq!((&pushed[0]["subscriptionId"], seen(&pushed[0])), (&json!(subscription), vec!["a1"]));
+    assert_eq!((&pushed[0]["subscriptionId"], snapshot_ids(&pushed[0])), (&json!(subscription), vec!["a1"]));
     test.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
     assert_eq!(ids(&raw.json().await["data"]["added"]), ["a2"]);
 }
@@ -375,7 +375,7 @@ async fn login_that_times_out_changes_nothing() {
     assert_eq!(client.call("auth.whoami", json!({})).await["userId"], "ann");
     test.write(|draft| draft.insert("boats", object(json!({"id": "b", "owner": "bob"})))).await;
     test.write(|draft| draft.insert("boats", object(json!({"id": "a", "owner": "ann"})))).await;
-    assert_eq!(seen(&client.push().await), ["a"]);
+    assert_eq!(snapshot_ids(&client.push().await), ["a"]);
 }
 
 /// The query is undefined before the login, but the live query may not have ended the subscription yet.

@@ -285,7 +285,7 @@ async fn hidden_rows_cannot_be_distinguished_from_missing_ones() {
         ("store.delete", json!({"bucket": "boats", "key": "KEY", "version": 9})),
         ("store.delete", json!({"bucket": "boats", "key": "KEY", "idempotencyKey": "delete KEY"})),
         ("store.delete", json!({"bucket": "boats", "key": "KEY", "idempotencyKey": "delete KEY"})),
-        // A write that fails without the row fails in the same way with it.
+        // These writes also fail if the row does not exist, with the same error.
         ("store.insert", json!({"bucket": "boats", "data": to_others})),
         ("store.insertMany", json!({"bucket": "boats", "data": [to_others]})),
         ("store.upsert", json!({"bucket": "boats", "data": to_others})),

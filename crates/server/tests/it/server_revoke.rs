@@ -15,7 +15,7 @@ use crate::faulty_disk::FaultyDisk;
 use crate::metrics_page::metric;
 use crate::test_server::{START_MILLIS, TestServer, allow_only, own_rows, tokens, user};
 
-fn people() -> Auth {
+fn auth() -> Auth {
     tokens([user("ann", &["writer"]), user("bob", &["writer"]), user("adm", &["admin"])])
 }
 
@@ -27,7 +27,7 @@ async fn client(server: &Server, token: &str) -> Client {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn administrator_revokes_a_user() {
-    let test = TestServer::start_with(options().auth(people()).revocation_ttl(Duration::from_mins(1))).await;
+    let test = TestServer::start_with(options().auth(auth()).revocation_ttl(Duration::from_mins(1))).await;
     let (mut one, mut two, mut bob) = (test.client("ann").await, test.client("ann").await, test.client("bob").await);
     let local = test.server.client(Session::new("ann", ["writer"]));
     let mut admin = test.client("adm").await;
@@ -40,8 +40,8 @@ async fn administrator_revokes_a_user() {
         assert_eq!(client.push().await["event"], "session_revoked");
         assert_eq!(client.closed().await, (4002, "session_revoked".to_owned()));
     }
-    let refused = local.request::<Json>("store.buckets", json!({})).await.unwrap_err();
-    assert_eq!(refused.code.as_str(), "SESSION_REVOKED");
+    let error = local.request::<Json>("store.buckets", json!({})).await.unwrap_err();
+    assert_eq!(error.code.as_str(), "SESSION_REVOKED");
     bob.call("store.buckets", json!({})).await;
     let mut anonymous = test.anonymous().await;
     assert_eq!(anonymous.call_err("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
@@ -61,7 +61,7 @@ async fn administrator_revokes_a_user() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn revoke_requires_the_admin_tier_and_checks_its_parameters() {
-    let test = TestServer::start(people()).await;
+    let test = TestServer::start(auth()).await;
     let (mut ann, mut admin) = (test.client("ann").await, test.client("adm").await);
     assert_eq!(ann.call_err("server.revoke", json!({"userId": "bob"})).await.0, "FORBIDDEN");
     assert_eq!(test.anonymous().await.call_err("server.revoke", json!({"userId": "bob"})).await.0, "UNAUTHORIZED");
@@ -98,7 +98,7 @@ fn open(dir: &Path, is_declared: bool) -> Store {
 }
 
 async fn start(store: &Store, ttl: Duration) -> Server {
-    serve_store(store.clone(), options().auth(people()).revocation_ttl(ttl)).await
+    serve_store(store.clone(), options().auth(auth()).revocation_ttl(ttl)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,7 +141,7 @@ async fn revocation_ttl_of_zero_only_closes_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn revocation_that_cannot_be_stored_holds_until_the_server_stops() {
+async fn revocation_that_cannot_be_stored_lasts_until_the_server_stops() {
     let (dir, disk) = (tempfile::tempdir().unwrap(), FaultyDisk::default());
     let buckets = Server::declare_buckets(SystemBuckets::default()).unwrap();
     let options = StoreOptions::default().system_buckets(buckets);

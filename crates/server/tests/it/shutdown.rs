@@ -42,7 +42,7 @@ async fn clients_are_served_in_the_grace_period_and_it_ends_early_without_client
     expect_shutdown_notice(&mut one, 3_600_000).await;
     expect_shutdown_notice(&mut two, 3_600_000).await;
     assert!(!idle.read_some().await, "an idle HTTP connection does not delay the shutdown");
-    // New connections are refused.
+    // New connections fail.
     assert!(TcpStream::connect(address).await.is_err());
     // Existing clients are served.
     two.call("store.insert", json!({"bucket": "notes", "data": {"text": "ebb"}})).await;

@@ -13,7 +13,7 @@ use crate::raw_client::{RawClient, handshake};
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n";
 /// Number of sockets above the limit that may send a request.
-const MAX_REFUSED_PER_ADDRESS: usize = 64;
+const MAX_REJECTED_PER_ADDRESS: usize = 64;
 
 async fn serve_limited(max: usize) -> Server {
     serve(options().max_connections_per_ip(max)).await
@@ -47,8 +47,8 @@ async fn sockets_count_before_their_upgrade() {
     let (first, mut idle) = (status(&server).await, status(&server).await.1);
     assert_eq!(first.0, 200);
     // An HTTP request gets a response, and the socket is closed.
-    let (refused, mut raw) = status(&server).await;
-    assert_eq!(refused, 429);
+    let (rejected, mut raw) = status(&server).await;
+    assert_eq!(rejected, 429);
     assert!(!raw.read_some().await, "the connection ends");
     // A WebSocket client gets a close frame.
     let mut raw = RawClient::connect_from(&server, CLIENT_ADDRESS).await;
@@ -76,7 +76,7 @@ async fn socket_is_counted_once_before_and_after_its_upgrade() {
         only.send(r#"{"id":1,"type":"store.buckets"}"#).await;
         assert_eq!(only.json().await["type"], "result");
     }
-    // A request, then the upgrade on the same socket.
+    // Sends a request, and then upgrades the same socket.
     let mut permitted = None;
     wait_until_async("there is a permit", PATIENCE, async || {
         let (answered, raw) = status(&server).await;
@@ -100,11 +100,11 @@ async fn socket_above_the_limit_is_served_once_a_permit_is_free() {
     for _ in 0..20 {
         above.push(RawClient::connect_from(&server, CLIENT_ADDRESS).await);
     }
-    // All of them are accepted before the later one that reads the metrics.
+    // Sockets are accepted in order, so the response to a later one shows that all of them are accepted.
     MetricsPage::read(&server).await;
     drop(only);
     wait_until_async("the first connection has closed", PATIENCE, async || server.connection_count() == 0).await;
-    // Its permit is released shortly after.
+    // The permit of the closed connection is released shortly afterwards.
     let mut is_served = false;
     for raw in &mut above {
         raw.write(HEALTH).await;
@@ -118,7 +118,7 @@ async fn number_of_sockets_above_the_limit_is_bounded() {
     let server = serve_limited(1).await;
     let _only = open(&server).await;
     let mut silent = Vec::new();
-    for _ in 0..MAX_REFUSED_PER_ADDRESS {
+    for _ in 0..MAX_REJECTED_PER_ADDRESS {
         silent.push(RawClient::connect_from(&server, CLIENT_ADDRESS).await);
     }
     let (status, head, body) = RawClient::connect_from(&server, CLIENT_ADDRESS).await.response().await;

@@ -30,7 +30,7 @@ async fn insert_returns_the_stored_record() {
     let mut expected = tide(2, "Hook", 3);
     expected["depth"] = json!({"m": [1, null]});
     assert_eq!(client.call("store.insert", insert(data)).await, expected);
-    // A given key is used, and generated keys continue after it.
+    // A key in the request is used, and generated keys continue after it.
     let given = client.call("store.insert", insert(json!({"id": 7, "port": "Hook", "level": 3}))).await;
     assert_eq!(given, tide(7, "Hook", 3));
     let next = client.call("store.insert", insert(json!({"port": "Hook", "level": 3}))).await;

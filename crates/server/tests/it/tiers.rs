@@ -85,7 +85,7 @@ const PEOPLE: &[(&str, &[&str], u8)] = &[
     ("non", &[], 1),
 ];
 
-fn people() -> Auth {
+fn auth() -> Auth {
     tokens(PEOPLE.iter().map(|(name, roles, _)| user(name, roles)))
 }
 
@@ -119,13 +119,13 @@ async fn check(test: &TestServer, level_of: impl Fn(&str, u8) -> u8) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn built_in_roles_set_the_tier() {
-    check(&start_server(people()).await, |_, level| level).await;
+    check(&start_server(auth()).await, |_, level| level).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn default_tier_applies_to_sessions_without_a_built_in_role() {
     for (tier, level) in [(Tier::Read, 0), (Tier::Write, 1), (Tier::Admin, 2)] {
-        let auth = people().default_tier(tier);
+        let auth = auth().default_tier(tier);
         let level_of = |name: &str, own: u8| if matches!(name, "cus" | "non") { level } else { own };
         check(&start_server(auth).await, level_of).await;
     }
@@ -166,7 +166,7 @@ async fn rule_raises_a_custom_role_and_the_default_access_does_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_tier_applies_to_anonymous_clients() {
     for (tier, level) in [(None, 2), (Some(Tier::Read), 0), (Some(Tier::Write), 1), (Some(Tier::Admin), 2)] {
-        let mut auth = people().required(false);
+        let mut auth = auth().required(false);
         auth.anonymous_tier = tier;
         let test = start_server(auth).await;
         let mut client = test.anonymous().await;
@@ -183,7 +183,7 @@ async fn anonymous_tier_applies_to_anonymous_clients() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn subscription_continues_after_logout_if_anonymous_clients_can_read() {
-    let test = start_server(people().required(false).anonymous_tier(Tier::Read)).await;
+    let test = start_server(auth().required(false).anonymous_tier(Tier::Read)).await;
     let mut client = test.client("ada").await;
     client.call("store.subscribe", json!({"query": "q"})).await;
     client.call("auth.logout", json!({})).await;
@@ -195,7 +195,7 @@ async fn subscription_continues_after_logout_if_anonymous_clients_can_read() {
 async fn rule_cannot_raise_a_built_in_role() {
     let rules: Vec<Rule> =
         PEOPLE.iter().flat_map(|(_, roles, _)| roles.iter()).map(|role| Rule::new(*role, ["*"])).collect();
-    let auth = people().permissions(Permissions::new(DefaultAccess::Allow, rules));
+    let auth = auth().permissions(Permissions::new(DefaultAccess::Allow, rules));
     // A rule raises a custom role.
     check(&start_server(auth).await, |name, level| if name == "cus" { 2 } else { level }).await;
 }

@@ -69,7 +69,7 @@ struct Participant {
     expires_at: Option<u64>,
     /// The sessions since pushes were last drained: deltas in flight may belong to them.
     previous: Vec<Option<usize>>,
-    /// ids of its open subscriptions.
+    /// The ids of its open subscriptions.
     subscriptions: HashSet<String>,
     /// All subscriptions with deltas, open or ended: a delta in flight may arrive after the end.
     deltas: HashSet<String>,
@@ -273,7 +273,7 @@ impl Simulation {
             if operation == "store.unsubscribe" && reply["type"] == "result" {
                 participant.subscriptions.remove(params["subscriptionId"].as_str().unwrap());
             }
-            self.learn(operation, &params, data);
+            self.register_results(operation, &params, data);
             received.push(Received {
                 participant: index,
                 message: reply,
@@ -299,7 +299,7 @@ impl Simulation {
     }
 
     /// Registers the records that a write returned.
-    fn learn(&mut self, operation: &str, params: &Json, data: &Json) {
+    fn register_results(&mut self, operation: &str, params: &Json, data: &Json) {
         let bucket = params["bucket"].as_str().unwrap_or_default().to_owned();
         match operation {
             "store.insert" | "store.update" | "store.upsert" => self.register(&bucket, data),

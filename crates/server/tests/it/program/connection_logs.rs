@@ -1,4 +1,4 @@
-//! Log lines about the admin address, refused origins and proxy headers.
+//! Log lines about the admin address, rejected origins and proxy headers.
 
 use serde_json::{Value as Json, json};
 use tidewire_testkit::Process;
@@ -34,7 +34,7 @@ async fn admin_address_is_logged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_origin_is_logged_with_its_headers_and_the_setting() {
+async fn rejected_origin_is_logged_with_its_headers_and_the_setting() {
     let dir = WorkDir::new();
     let server = dir.start(&["--engine", "memory"]);
     for _ in 0..3 {

@@ -86,9 +86,9 @@ async fn definitions_in_the_file_are_applied_and_incompatible_ones_rejected() {
     let mut other = notes_config();
     other["schema"]["text"]["type"] = json!("number");
     dir.file("other.json", file(&other));
-    let refused = dir.run(&["--port", "0", "--config", "other.json"]);
-    assert_eq!((refused.code, &*refused.stdout), (Some(1), ""));
-    let lines: Vec<&str> = refused.stderr.lines().rev().take(2).collect();
+    let rejected = dir.run(&["--port", "0", "--config", "other.json"]);
+    assert_eq!((rejected.code, &*rejected.stdout), (Some(1), ""));
+    let lines: Vec<&str> = rejected.stderr.lines().rev().take(2).collect();
     assert_eq!(lines[0], "  schema.text.type: stored \"string\", file \"number\"");
     assert!(lines[1].starts_with("other.json:1:21: bucket \"notes\": the stored definition differs"), "{lines:?}");
 

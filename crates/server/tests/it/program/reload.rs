@@ -145,7 +145,7 @@ async fn changed_settings_that_need_a_restart_are_logged() {
     let lines = reload(&server.process, RELOADED);
     let keys: Vec<&Json> = lines.iter().filter(|line| line["level"] == "WARN").map(|line| &line["key"]).collect();
     assert_eq!(keys, ["auth.permissions", "maxConnections", "slowRequestMs"], "{lines:?}");
-    // The token is in force, the new permissions are not.
+    // The new token is valid, but the new permissions are not applied.
     let mut bob = log_in(&server, &token("bob")).await.unwrap();
     assert_eq!(bob.call_err("store.buckets", json!({})).await.0, "FORBIDDEN");
     server.stop();

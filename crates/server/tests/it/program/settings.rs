@@ -111,8 +111,8 @@ async fn open_file_limit_limits_connections() {
         clients.push(server.client().await);
     }
     for _ in 0..3 {
-        let refused = tokio_tungstenite::connect_async(&server.url).await.unwrap_err();
-        assert!(refused.to_string().contains("503"), "{refused}");
+        let error = tokio_tungstenite::connect_async(&server.url).await.unwrap_err();
+        assert!(error.to_string().contains("503"), "{error}");
     }
     for client in &mut clients {
         client.call("store.buckets", json!({})).await;
@@ -123,7 +123,7 @@ async fn open_file_limit_limits_connections() {
     let mut check = Process::spawn(with_open_files(&dir, 100, 160, &["--check"]));
     assert_eq!(check.wait().code(), Some(0));
     assert_eq!(check.stderr(), format!("warning: {warning}"));
-    // No warning if the limit suffices.
+    // A limit that suffices causes no warning.
     dir.file("c.json", json!({"maxConnections": 96}).to_string());
     let mut check = Process::spawn(with_open_files(&dir, 100, 160, &["--check", "--config", "c.json"]));
     assert_eq!((check.wait().code(), check.stderr()), (Some(0), String::new()));

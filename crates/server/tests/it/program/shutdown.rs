@@ -19,8 +19,7 @@ async fn signal_starts_the_grace_period() {
         signal(&server.process);
         assert_eq!(client.push().await, json!({"type": "system", "event": "shutdown", "gracePeriodMs": 3_600_000}));
         client.call("store.buckets", json!({})).await;
-        wait_until_async("new connections are refused", PATIENCE, async || connect_async(&server.url).await.is_err())
-            .await;
+        wait_until_async("new connections fail", PATIENCE, async || connect_async(&server.url).await.is_err()).await;
         client.call("store.buckets", json!({})).await;
         drop(client);
         assert_eq!(server.process.wait().code(), Some(0));

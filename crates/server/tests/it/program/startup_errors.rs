@@ -8,7 +8,7 @@ use tidewire_testkit::Certificates;
 use super::WorkDir;
 
 /// Checks that the program exits with code 2, prints this line to the standard error, and starts nothing.
-fn assert_refused(dir: &WorkDir, args: &[&str], line: &str) {
+fn assert_startup_error(dir: &WorkDir, args: &[&str], line: &str) {
     let exit = dir.run(args);
     assert_eq!((exit.code, &*exit.stderr, &*exit.stdout), (Some(2), line, ""), "{args:?}");
     assert!(!dir.has("data"));
@@ -24,8 +24,8 @@ fn check_validates_the_file_and_starts_nothing() {
     assert!(!dir.has("data"));
     dir.file("bad.json", "{\n  \"port\": 0,\n  \"hots\": \"localhost\"\n}");
     let line = "bad.json:3:3: unknown key `hots`; did you mean `host`?";
-    assert_refused(&dir, &["--config", "bad.json", "--check"], line);
-    assert_refused(&dir, &["serve", "--config", "bad.json"], line);
+    assert_startup_error(&dir, &["--config", "bad.json", "--check"], line);
+    assert_startup_error(&dir, &["serve", "--config", "bad.json"], line);
 }
 
 #[test]
@@ -52,12 +52,12 @@ fn errors_are_printed_with_their_location() {
         ),
     ] {
         dir.file("c.json", text);
-        assert_refused(&dir, &["--config", "c.json"], line);
-        assert_refused(&dir, &["--config", "c.json", "--check"], line);
+        assert_startup_error(&dir, &["--config", "c.json"], line);
+        assert_startup_error(&dir, &["--config", "c.json", "--check"], line);
     }
-    assert_refused(&dir, &["--port", "http"], "--port: expected a port number from 0 to 65535, got \"http\"");
+    assert_startup_error(&dir, &["--port", "http"], "--port: expected a port number from 0 to 65535, got \"http\"");
     let line = "--engine: this version has no Redis engine; use \"embedded\", which stores the data in a directory, or \"memory\"";
-    assert_refused(&dir, &["--engine", "redis://localhost"], line);
+    assert_startup_error(&dir, &["--engine", "redis://localhost"], line);
     let exit = dir.run(&["--prot", "1"]);
     assert_eq!((exit.code, &*exit.stdout), (Some(2), ""));
     assert!(exit.stderr.contains("unexpected argument '--prot'") && exit.stderr.contains("--port"), "{}", exit.stderr);
@@ -79,9 +79,9 @@ fn two_servers_cannot_share_a_port() {
     let dir = WorkDir::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port().to_string();
-    let refused = dir.run(&["--port", &port, "--engine", "memory"]);
-    assert_eq!((refused.code, &*refused.stdout), (Some(1), ""));
-    let stderr = &refused.stderr;
+    let second = dir.run(&["--port", &port, "--engine", "memory"]);
+    assert_eq!((second.code, &*second.stdout), (Some(1), ""));
+    let stderr = &second.stderr;
     assert!(stderr.starts_with("tidewire: ") && stderr.contains(&format!("127.0.0.1:{port}")), "{stderr}");
     assert!(stderr.contains("Address already in use"), "{stderr}");
 }
@@ -98,7 +98,7 @@ fn unusable_certificate_is_rejected() {
         assert_eq!((exit.code, &*exit.stdout), (Some(2), ""));
         assert!(exit.stderr.starts_with("--tls-cert: ") && exit.stderr.contains(reason), "{}", exit.stderr);
     }
-    assert_refused(
+    assert_startup_error(
         &dir,
         &["--tls-cert", &cert, "--tls-key", "."],
         "--tls-key: cannot read the file .: Is a directory (os error 21)",

@@ -135,9 +135,9 @@ pub(super) struct CrossCheck(Mutex<Observations>);
 
 #[derive(Debug, Default)]
 struct Observations {
-    /// By query and position: the hash of the result, and whether the first one was built from deltas.
+    /// The hash of each result by query and position, and whether the first subscriber built it from deltas.
     states: HashMap<(String, String), (u64, bool)>,
-    /// By query: pairs of successive positions.
+    /// The pairs of successive positions of each query.
     order: HashMap<String, HashSet<(String, String)>>,
     compared: usize,
     across: usize,

@@ -99,8 +99,8 @@ async fn clients_converge_after_crashes_and_network_faults() {
         let rng = Rng::new(seed, index as u64);
         writers.spawn(Writer::new(owner, WRITES * scale, rng, Arc::clone(&progress), own).run());
     }
-    let script = script(&mut Rng::new(seed, 999), scale);
-    let fault_injection = tokio::spawn(inject_faults(server, Arc::clone(&proxy), script, progress.subscribe()));
+    let schedule = schedule(&mut Rng::new(seed, 999), scale);
+    let fault_injection = tokio::spawn(inject_faults(server, Arc::clone(&proxy), schedule, progress.subscribe()));
 
     let mut models = Vec::new();
     while let Some(model) = writers.join_next().await {
@@ -190,7 +190,7 @@ fn choose_queries(behavior: Behavior, index: usize, rng: &mut Rng, cross_check: 
 }
 
 /// Returns the faults, each with the number of writes after which it occurs.
-fn script(rng: &mut Rng, scale: usize) -> Vec<(usize, Incident)> {
+fn schedule(rng: &mut Rng, scale: usize) -> Vec<(usize, Incident)> {
     let mut incidents = vec![Incident::Stop];
     incidents.resize(1 + KILLS * scale, Incident::Kill);
     for _ in 0..CUTS * scale {
@@ -206,21 +206,21 @@ fn script(rng: &mut Rng, scale: usize) -> Vec<(usize, Incident)> {
     }
     // The writer behind the proxy may be blocked by a fault until the others are done, so its writes do not count.
     let writes = (WRITERS - 1) * WRITES * scale;
-    let mut script: Vec<_> = incidents.into_iter().map(|incident| (rng.below(writes), incident)).collect();
-    script.sort_by_key(|(after, _)| *after);
-    script
+    let mut schedule: Vec<_> = incidents.into_iter().map(|incident| (rng.below(writes), incident)).collect();
+    schedule.sort_by_key(|(after, _)| *after);
+    schedule
 }
 
 /// Injects the faults. A network fault lasts until a few more writes are done.
 async fn inject_faults(
     mut server: RestartableServer,
     proxy: Arc<FaultProxy>,
-    script: Vec<(usize, Incident)>,
+    schedule: Vec<(usize, Incident)>,
     mut progress: watch::Receiver<Progress>,
 ) -> RestartableServer {
     const FAULT_WRITES: usize = 20;
-    let writes = script.last().map_or(0, |(after, _)| *after);
-    for (after, incident) in script {
+    let writes = schedule.last().map_or(0, |(after, _)| *after);
+    for (after, incident) in schedule {
         drop(progress.wait_for(|progress| progress.written >= after).await.expect("the run has ended"));
         block_in_place(|| match incident {
             Incident::Kill => server.kill(),

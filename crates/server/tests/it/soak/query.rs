@@ -19,7 +19,7 @@ pub(super) struct LiveQuery {
 #[derive(Debug, Clone, Copy)]
 enum Invariant {
     Unchecked,
-    /// The rows are account pairs: changed together, with the total funds.
+    /// The rows are pairs of accounts that are changed together and hold [`TOTAL_FUNDS`].
     Accounts,
     /// The result is the sum of all accounts.
     Funds {

@@ -61,17 +61,17 @@ impl Reader {
         };
         self.subscriber.apply_push(&message)?;
         if self.behavior == Behavior::Reconnecting && self.rng.one_in(20) {
-            self.act().await?;
+            self.act_randomly().await?;
         }
         Ok(())
     }
 
-    async fn act(&mut self) -> Result<(), ConnectionLost> {
+    async fn act_randomly(&mut self) -> Result<(), ConnectionLost> {
         match self.rng.below(6) {
             0 => self.subscriber.disconnect(CloseMethod::Close).await,
             1 => self.subscriber.disconnect(CloseMethod::Drop).await,
             2 => self.subscriber.disconnect(CloseMethod::Reset).await,
-            3 => self.audit().await?,
+            3 => self.check_accounts().await?,
             _ => {
                 let index = self.rng.below(self.subscriber.count());
                 self.subscriber.unsubscribe(index).await?;
@@ -81,7 +81,7 @@ impl Reader {
     }
 
     /// Reads both account buckets in one transaction: the amounts must match.
-    async fn audit(&mut self) -> Result<(), ConnectionLost> {
+    async fn check_accounts(&mut self) -> Result<(), ConnectionLost> {
         let read = |bucket: &str| json!({"op": "where", "bucket": bucket, "filter": {}});
         let operations = json!({"operations": [read("left"), read("right")]});
         let both = self.subscriber.request("store.transaction", &operations).await?;

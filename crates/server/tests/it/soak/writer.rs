@@ -95,7 +95,7 @@ impl Writer {
     async fn attempt(&mut self) -> Result<(), ConnectionLost> {
         let rng = &mut self.rng;
         self.subscriber.connect_and_subscribe(|| !rng.one_in(4)).await?;
-        self.check_own();
+        self.check_own_results();
         let break_at = self.rng.one_in(10).then(|| self.rng.below(self.pending.len() + 1));
         for (index, write) in self.pending.iter_mut().enumerate() {
             if break_at == Some(index) {
@@ -115,7 +115,7 @@ impl Writer {
             let message = self.subscriber.connection()?.expect("the reply to a write").await?;
             if message.get("id").is_none() {
                 self.subscriber.apply_push(&message)?;
-                self.check_own();
+                self.check_own_results();
                 continue;
             }
             assert_eq!(message["id"], json!(write.id), "replies must come in order: {message}");
@@ -130,17 +130,17 @@ impl Writer {
         {
             let again = self.subscriber.request(write.operation, &write.params).await?;
             assert_eq!(again, reply, "a repeated request must get the same reply");
-            self.check_own();
+            self.check_own_results();
         }
         Ok(())
     }
 
     /// Checks that each result is the state after some write: not before its reply, and not earlier than the result before.
-    fn check_own(&mut self) {
+    fn check_own_results(&mut self) {
         let visible = self.done.max(self.maybe_done);
         for index in 0..self.subscriber.count() {
             let result = &self.subscriber.history(index).state;
-            let state = digest(&rows(result).iter().map(item).collect());
+            let state = digest(&rows(result).iter().map(parse_item).collect());
             let from = self.seen[index];
             let Some(after) = self.items[from..].iter().position(|items| *items == state).map(|offset| from + offset)
             else {
@@ -173,7 +173,7 @@ fn check_reply(write: &Write, message: &Json) -> Result<Json, ConnectionLost> {
 }
 
 /// Returns the key of an item, and the number of its last write, its rank and version.
-fn item(row: &Json) -> (String, (u64, u64, u64)) {
+fn parse_item(row: &Json) -> (String, (u64, u64, u64)) {
     let number = |field: &str| row[field].as_u64().unwrap_or_else(|| panic!("no {field} in {row}"));
     let key = row["id"].as_str().expect("an item has a key").to_owned();
     (key, (number("n"), number("rank"), number("_version")))
