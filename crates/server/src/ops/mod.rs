@@ -2,7 +2,7 @@
 //!
 //! [`table`] lists all operations. Each family is one file, and each operation is one function that reads its parameters, checks the
 //! permission and runs. The functions are independent of sockets and messages: they get a [`Call`] and return the [`Data`] of the
-//! reply or an error. Transports use [`handler`](crate::ops::handler).
+//! reply or an error. Transports use [`handler`].
 
 mod auth;
 mod explain;
