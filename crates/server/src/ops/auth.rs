@@ -77,7 +77,7 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     Ok(reply.into())
 }
 
-/// Returns the login throttle, unless the client is in-process and has no address.
+/// Returns the login throttle; `None` if auth is disabled, or for an in-process client, whose logins are not limited.
 fn throttle<'a>(server: &'a ServerState, connection: &Connection) -> Option<&'a LoginThrottle> {
     server.login_throttle.as_ref().filter(|_| !connection.is_local())
 }
@@ -102,8 +102,9 @@ fn record_failure(server: &ServerState, connection: &Connection, reason: &'stati
     }
 }
 
-/// Replaces the login of a connection and reviews its subscriptions. Called by the owner of the connection, so no subscription is
-/// polled concurrently, and none delivers rows that only the previous user may see.
+/// Replaces the login of a connection and reviews its subscriptions. Over a socket this runs on the task that polls the subscriptions, so
+/// none of them delivers rows that only the previous user may see after the reply. A subscription of an in-process client may be polled
+/// concurrently: the lock of its feed orders the poll before or after the review.
 fn change_login(server: &ServerState, connection: &Arc<Connection>, login: Option<Arc<Login>>) {
     if login.is_some() || connection.login().is_some() {
         review(connection, &Caller::new(server.auth.clone(), login.clone()));

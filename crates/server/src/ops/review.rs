@@ -34,8 +34,8 @@ pub(super) fn review(connection: &Arc<Connection>, caller: &Caller) {
             }
         };
         if let QuerySource::Programmatic { .. } = source {
-            if let Some(login) = server.programmatic.change_caller(subscription.number, caller.clone()) {
-                subscription.change_login(login);
+            if let Some(login_generation) = server.programmatic.change_caller(subscription.number, caller.clone()) {
+                subscription.change_login(login_generation);
                 server.schedule_computation(subscription.number);
             }
         } else if !subscription.has_row_filter(row_filter.as_ref()) {

@@ -235,12 +235,12 @@ async fn evaluate(
                 server.live.subscribe_named(name, params.clone(), row_filter.clone(), options).await?
             }
         };
-        let now = authorize_query(server, caller, operation, query.target())?;
-        if now == row_filter {
+        let current_filter = authorize_query(server, caller, operation, query.target())?;
+        if current_filter == row_filter {
             return Ok((events, row_filter));
         }
         // The name was redefined as another query concurrently.
-        row_filter = now;
+        row_filter = current_filter;
     }
 }
 

@@ -102,7 +102,7 @@ impl Flow {
         }
     }
 
-    /// Returns whether no subscription is behind.
+    /// Returns whether no subscription was behind at the last [check](Self::check) or has fallen behind since.
     pub(crate) fn is_caught_up(&self) -> bool {
         self.0.is_none()
     }

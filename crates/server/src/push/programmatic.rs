@@ -81,8 +81,8 @@ struct RegisteredQuery {
 struct Subscriber {
     subscription: Weak<Subscription>,
     caller: Caller,
-    /// The generation of the caller's login. Incremented by each change of the caller.
-    login: u64,
+    /// The number of changes of the caller so far.
+    login_generation: u64,
     /// Whether a computation is scheduled that has not started.
     is_scheduled: bool,
     /// Held while a result is computed and passed to the subscription, so that results arrive in order. The subscription can still
@@ -142,7 +142,7 @@ impl ProgrammaticQueries {
         let subscriber = Subscriber {
             subscription: Arc::downgrade(subscription),
             caller,
-            login: 0,
+            login_generation: 0,
             is_scheduled: false,
             computing: Arc::default(),
         };
@@ -166,17 +166,17 @@ impl ProgrammaticQueries {
     pub(crate) fn change_caller(&self, number: u64, caller: Caller) -> Option<u64> {
         let mut subscribers = self.shared.subscribers();
         let subscriber = subscribers.get_mut(&number)?;
-        (subscriber.caller, subscriber.login) = (caller, subscriber.login + 1);
-        Some(subscriber.login)
+        (subscriber.caller, subscriber.login_generation) = (caller, subscriber.login_generation + 1);
+        Some(subscriber.login_generation)
     }
 }
 
 impl Drop for ProgrammaticQueries {
     fn drop(&mut self) {
-        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        let is_current = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         if let Some((stop, thread)) = self.thread.take() {
             drop(stop);
-            if !is_own(&thread) {
+            if !is_current(&thread) {
                 // Joined, so that the store is released when this returns. The panic hook has already logged a panic.
                 let _ = thread.join();
             }
@@ -251,14 +251,14 @@ impl QueriesShared {
         }
         let _computing = computing.lock().unwrap_or_else(PoisonError::into_inner);
         // The caller is read under the lock: a result for the previous login must not follow one for the current login.
-        let begin = |subscriber: &mut Subscriber| {
+        let start = |subscriber: &mut Subscriber| {
             // Reset only now, so that at most one scheduled computation waits for the lock.
             subscriber.is_scheduled &= !is_scheduled;
-            (subscriber.caller.clone(), subscriber.login)
+            (subscriber.caller.clone(), subscriber.login_generation)
         };
-        let caller = self.subscribers().get_mut(&number).map(begin);
-        if let Some((caller, login)) = caller.filter(|_| !subscription.has_ended()) {
-            subscription.accept_result(login, self.compute(name, params, &caller));
+        let caller = self.subscribers().get_mut(&number).map(start);
+        if let Some((caller, login_generation)) = caller.filter(|_| !subscription.has_ended()) {
+            subscription.accept_result(login_generation, self.compute(name, params, &caller));
         }
     }
 

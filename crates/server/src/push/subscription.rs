@@ -81,7 +81,7 @@ enum EventSource {
     Live(LiveSubscription),
     /// The login of the connection has changed, and the query is being evaluated for the new one.
     Reopening(Reopening),
-    Programmatic(Box<Programmatic>),
+    Programmatic(Box<ProgrammaticResults>),
     /// Ended; the reason has not been delivered yet.
     Ending(Box<RequestError>),
     Ended,
@@ -108,9 +108,9 @@ impl fmt::Debug for Reopening {
 
 /// The results of a programmatic query.
 #[derive(Debug)]
-struct Programmatic {
+struct ProgrammaticResults {
     /// The generation of the current login. Results for other generations are ignored.
-    login: u64,
+    login_generation: u64,
     /// The last result that was pushed or sent in the reply.
     last: Bytes,
     next: Option<ComputedResult>,
@@ -138,7 +138,7 @@ impl Subscription {
 
     /// Creates a subscription to a programmatic query. `last` is its first result.
     pub(crate) fn programmatic(new_subscription: NewSubscription, connection: &Connection, last: Bytes) -> Arc<Self> {
-        let results = Programmatic { login: 0, last, next: None, is_paused: false };
+        let results = ProgrammaticResults { login_generation: 0, last, next: None, is_paused: false };
         Self::new(new_subscription, connection, EventSource::Programmatic(Box::new(results)))
     }
 
@@ -220,7 +220,7 @@ impl Subscription {
     fn encode_computed(
         &self,
         connection: &Connection,
-        results: &mut Programmatic,
+        results: &mut ProgrammaticResults,
         computed: &ComputedResult,
     ) -> Result<Text, RequestError> {
         check_sendable(connection, &computed.json)?;
@@ -255,10 +255,14 @@ impl Subscription {
     }
 
     /// Accepts a result of a programmatic query for a login generation, unless it equals the last one.
-    pub(crate) fn accept_result(self: &Arc<Self>, login: u64, computed: Result<ComputedResult, RequestError>) {
+    pub(crate) fn accept_result(
+        self: &Arc<Self>,
+        login_generation: u64,
+        computed: Result<ComputedResult, RequestError>,
+    ) {
         let mut feed = self.feed();
         let EventSource::Programmatic(results) = &mut feed.events else { return };
-        if results.login != login {
+        if results.login_generation != login_generation {
             return;
         }
         match computed {
@@ -281,8 +285,8 @@ impl Subscription {
         feed.row_filter.as_deref() == row_filter && !matches!(feed.events, EventSource::Reopening(_))
     }
 
-    /// Replaces the source of events; the first new event is a snapshot. Called by the owner of the sink, so the subscription is not polled
-    /// concurrently.
+    /// Replaces the source of events; the first new event is a snapshot. Over a socket, only the task that polls the subscription calls
+    /// this, so [`discard_unsent`](PushSink::discard_unsent) drops no push of the new source.
     pub(crate) fn reopen(self: &Arc<Self>, reopening: Reopening, row_filter: Option<Filter>) {
         let mut feed = self.feed();
         if matches!(feed.events, EventSource::Ending(_) | EventSource::Ended) {
@@ -297,10 +301,10 @@ impl Subscription {
     }
 
     /// Sets the login generation of a programmatic query, which must be computed again. Results for other generations are ignored.
-    pub(crate) fn change_login(&self, login: u64) {
+    pub(crate) fn change_login(&self, login_generation: u64) {
         let mut feed = self.feed();
         let EventSource::Programmatic(results) = &mut feed.events else { return };
-        (results.login, results.next) = (login, None);
+        (results.login_generation, results.next) = (login_generation, None);
         if self.sink.discard_unsent(self.number) {
             // The client has not received the last result, so the next one is pushed even if it is equal.
             results.last = Bytes::new();

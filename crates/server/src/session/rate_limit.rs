@@ -80,14 +80,14 @@ impl RateLimiter {
     pub(crate) fn try_acquire(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = key.canonical();
         let (mut shard, attempt) = self.start_attempt(key, now_ms);
-        let (taken, evicted) = match key {
+        let (result, evicted) = match key {
             RateKey::User(user) => shard.users.try_acquire(user, attempt),
             RateKey::Address(address) => shard.addresses.try_acquire(&address, attempt),
         };
         if evicted > 0 {
             self.evicted.fetch_add(evicted, Ordering::Relaxed);
         }
-        taken
+        result
     }
 
     /// Checks whether a request would be allowed, without counting it.
@@ -177,14 +177,14 @@ impl<K: Hash + Eq> Generations<K> {
             return (log.try_acquire(attempt), 0);
         }
         let mut log = self.old.remove(key).unwrap_or_default();
-        let taken = log.try_acquire(attempt);
+        let result = log.try_acquire(attempt);
         let mut evicted = 0;
         if self.young.len() >= self.max_young {
             let dropped = self.rotate(attempt.now);
             evicted = dropped.into_values().map(|mut log| u64::from(log.count(attempt) > 0)).sum();
         }
         self.young.insert(key.to_owned(), log);
-        (taken, evicted)
+        (result, evicted)
     }
 
     /// Checks whether a request would be allowed. This does not count as a use of the key.
@@ -367,12 +367,12 @@ mod tests {
     #[test]
     fn threads_share_one_limit() {
         let limiter = RateLimiter::new(limit(1000, 100));
-        let taken: usize = thread::scope(|scope| {
+        let result: usize = thread::scope(|scope| {
             let work = || (0..500).filter(|_| limiter.try_acquire(ANN, 7).is_ok()).count();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
-        assert_eq!(taken, 1000);
+        assert_eq!(result, 1000);
     }
 
     proptest! {

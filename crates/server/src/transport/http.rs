@@ -129,8 +129,8 @@ impl Http {
         }
         let peer = source.client;
         let address_permit = socket.admit(peer.ip());
-        let is_socket_path = self.pages != Pages::Admin && request.uri().path() == self.server.options.path;
-        if is_socket_path {
+        let is_websocket_path = self.pages != Pages::Admin && request.uri().path() == self.server.options.path;
+        if is_websocket_path {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
                 checked => {
@@ -155,7 +155,7 @@ impl Http {
                 let text = metrics::page::prometheus(&self.server, &self.supervisor.stats());
                 response(StatusCode::OK, "text/plain; version=0.0.4", text)
             }
-            _ if is_socket_path => {
+            _ if is_websocket_path => {
                 let mut response =
                     plain_text(StatusCode::UPGRADE_REQUIRED, "this path accepts WebSocket connections only\n");
                 response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
