@@ -1,41 +1,43 @@
 //! An async client for Redis and Valkey.
 //!
 //! ```
-//! use tidewire_redis::{Client, Options, commands};
+//! use tidewire_redis::{Client, Options};
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let url = "redis://127.0.0.1:6379";
 //! #   let redis = tidewire_testkit::RedisServer::start();
 //! #   let url = &format!("redis://{}", redis.addr());
-//!     let client = Client::start(Options::from_url(url)?);
+//!     let client = Client::connect(Options::from_url(url)?).await?;
 //!
-//!     client.send(commands::set("greeting", "hello")).await?;
-//!     let greeting: Option<String> = client.send(commands::get("greeting").returning()).await?;
+//!     client.set("greeting", "hello").await?;
+//!     let greeting: Option<String> = client.get("greeting").await?;
 //!     assert_eq!(greeting.as_deref(), Some("hello"));
 //!
-//!     let visits = client.send(commands::incr("visits")).await?;
+//!     let visits = client.incr("visits").await?;
 //!     assert_eq!(visits, 1);
 //!     Ok(())
 //! }
 //! ```
 //!
-//! A [`Client`] has one connection, which any number of tasks share: clone it freely. Requests that are sent at the same time are
-//! written together, and each task gets its own reply.
+//! All tasks share the connection of a [`Client`]: clone it freely. Requests that are sent at the same time are written together, and
+//! each task gets its own reply.
 //!
 //! - **At most once.** A request that may have reached the server is never sent again. Every [`Error`] says whether the server may
 //!   have executed the command ([`Error::outcome`]).
 //! - **Deadlines.** Every request ends within its timeout, also while there is no connection.
 //! - **Reconnects.** A lost connection is replaced, with backoff. [`States`] is a stream of what happens to it.
 //! - **Bounds.** Commands and bytes in flight are limited, and so is the size of replies.
-//! - **Isolation.** A task that times out or is cancelled does not affect the replies of others. Commands that would, such as
-//!   `SELECT`, `MULTI` or `BLPOP`, are [rejected by name](sharing).
+//! - **Isolation.** A task that times out or is cancelled does not affect the replies of others. Commands that would are
+//!   [found by name](sharing): a blocking one, such as `BLPOP`, is sent over another connection, and one that changes the connection,
+//!   such as `SELECT`, is rejected.
 //!
 //! # Commands
 //!
-//! A [`Request`] is a command and the type of its reply, which is any type that implements [`FromValue`]. The common commands are
-//! functions in [`commands`]; [`Command`] builds any other. Commands of a [`Pipeline`] are sent together, a [`Script`] is sent by
-//! its digest, and structs are hashes with the help of serde ([`Fields`], [`Serde`]).
+//! The everyday commands are methods of the client. A [`Request`] is a command and the type of its reply, which is any type that
+//! implements [`FromValue`]. The common commands are functions in [`commands`]; [`Command`] builds any other. Commands of a
+//! [`Pipeline`] are sent together, those of a [`Transaction`] are also executed together, a [`Script`] is sent by its digest, and
+//! structs are hashes with the help of serde ([`Fields`], [`Serde`]).
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
