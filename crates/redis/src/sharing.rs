@@ -343,6 +343,22 @@ mod tests {
     }
 
     #[test]
+    fn table_of_the_manual_has_the_same_commands() {
+        let manual = include_str!("../../../docs/redis.md");
+        for hazard in [Hazard::ReplyOrder, Hazard::ConnectionState, Hazard::Blocking] {
+            let start = format!("| `{hazard:?}` |");
+            let line = manual.lines().find(|line| line.starts_with(&start)).expect("a line of the table");
+            let is_command = |text: &&str| text.chars().all(|c| c.is_ascii_uppercase() || " -".contains(c));
+            let mut listed: Vec<_> = line.split('`').skip(1).step_by(2).filter(is_command).collect();
+            let mut expected: Vec<_> =
+                UNSHAREABLE.iter().filter(|row| row.hazard == hazard).map(|row| row.name).collect();
+            listed.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(listed, expected);
+        }
+    }
+
+    #[test]
     fn similar_commands_are_accepted() {
         for words in [
             "GET k",

@@ -9,6 +9,7 @@ mod commands;
 mod connection;
 mod deadlines;
 mod equivalence;
+mod everyday;
 mod faults;
 mod flooding;
 mod forms;
