@@ -121,3 +121,8 @@ pub use script::{Invocation, Script};
 pub use transaction::{Transaction, TransactionError};
 pub use url::UrlError;
 pub use watch::{WatchOptions, WatchedConnection};
+
+/// Compiles the examples of the manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/redis.md")]
+struct Manual;

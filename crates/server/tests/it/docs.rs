@@ -223,9 +223,8 @@ fn rust_examples_are_doctests() {
     let root = root();
     let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let included: String = crates.filter_map(|folder| fs::read_to_string(folder.join("src/lib.rs")).ok()).collect();
-    let is_checked = |page: &&Page| {
-        ["docs/guide", "docs/reference", "docs/explanation"].iter().any(|folder| page.path.starts_with(folder))
-    };
+    // `make package` runs the examples of the READMEs.
+    let is_checked = |page: &&Page| page.path.starts_with("docs");
     let mut problems = Vec::new();
     for page in pages().iter().filter(is_checked) {
         let path = page.path.display().to_string();
