@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 use tidewire_store::Cause;
 use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write, WriteSet};
 
-#[path = "../../crates/store/tests/it/engine/disk.rs"]
+#[path = "../../crates/store/tests/it/engine/sim_disk.rs"]
 mod disk;
 
 use disk::SimDisk;

@@ -13,7 +13,7 @@ use tidewire_store::query::Budget;
 use tidewire_store::system::SystemBuckets;
 use tidewire_store::{Query, Store, StoreOpenError, StoreOptions};
 
-#[path = "../../crates/store/tests/it/engine/disk.rs"]
+#[path = "../../crates/store/tests/it/engine/sim_disk.rs"]
 mod disk;
 
 use disk::SimDisk;
@@ -36,7 +36,7 @@ fn content(store: &Store) -> String {
         for row in bucket.rows() {
             text.push_str(row.text());
         }
-        let _ = Query::new(name).answer(bucket, 0, &Budget::unlimited());
+        let _ = Query::new(name).evaluate(bucket, 0, &Budget::unlimited());
         let _ = bucket.page(None, 10, &tidewire_store::Filter::everything(), 0, &Budget::unlimited());
     }
     for (name, config) in snapshot.state.queries() {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, PermissionCheck, Session, TokenValidator, Validation};
 use tidewire::{ProgrammaticQuery, RequestError, Server, ServerOptions, View};
-use tidewire_store::{Answer, Store, StoreOptions};
+use tidewire_store::{QueryOutput, Store, StoreOptions};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -71,7 +71,7 @@ impl ProgrammaticQuery for LoadQuery {
     }
 
     fn compute(&self, view: &View<'_>, _params: &Map<String, Json>) -> Result<Json, RequestError> {
-        let Answer::Records(ships) = view.query(&json!({"bucket": "ships"}))? else { return Ok(Json::Null) };
+        let QueryOutput::Records(ships) = view.query(&json!({"bucket": "ships"}))? else { return Ok(Json::Null) };
         let tons = ships.iter().filter_map(|ship| ship["tons"].as_u64()).sum();
         Ok(json!(Load { ships: ships.len(), tons }))
     }

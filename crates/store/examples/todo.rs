@@ -13,12 +13,12 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Query, Store, StoreOptions};
 
 const HELP: &str = "\
-todo add TEXT      adds something to do, unless it is there already
-todo done NUMBER   marks it as done
-todo list          shows what is left, the oldest first, and how much has been done
-todo tidy          removes all that is done
+todo add TEXT      adds an item; two items cannot have the same text
+todo done NUMBER   marks an item as done
+todo list          lists the open items, oldest first, and counts the done ones
+todo tidy          removes the done items
 
-The list is in ./todo-data, or where $TODO_DATA says.
+The items are stored in the directory $TODO_DATA, or ./todo-data by default.
 ";
 
 fn main() -> Result<()> {
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs one call of the program, and returns its output.
+/// Runs one command and returns its output.
 pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
     let (store, _) = Store::open(data, StoreOptions::default())
         .with_context(|| format!("cannot open the list in {}", data.display()))?;
@@ -41,12 +41,12 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
             writeln!(out, "{} {text}", todo["id"])?;
         }
         ["done", number] => {
-            let id: u64 = number.parse().with_context(|| format!("{number} is not the number of anything"))?;
+            let id: u64 = number.parse().with_context(|| format!("expected the number of an item, got {number}"))?;
             let todo = store.update("todos", id, json!({"done": true}), None).wait()?.to_record();
             writeln!(out, "done: {}", todo["text"].as_str().unwrap_or_default())?;
         }
         ["list"] => {
-            for todo in store.query_named("left", &Map::new())?.into_records() {
+            for todo in store.query_named("open", &Map::new())?.into_records() {
                 writeln!(out, "{} {}", todo["id"], todo["text"].as_str().unwrap_or_default())?;
             }
             writeln!(out, "{} done", done(&store)?.len())?;
@@ -54,7 +54,7 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
         ["tidy"] => {
             let done = done(&store)?;
             let count = done.len();
-            // All or none: a record may have changed in the meantime.
+            // One write removes all of them or none: an item may have changed since it was read.
             store
                 .write(move |draft| {
                     for todo in done {
@@ -66,7 +66,7 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
             writeln!(out, "{count} removed")?;
         }
         [] => out.push_str(HELP),
-        _ => bail!("there is no such command\n\n{HELP}"),
+        _ => bail!("unknown command\n\n{HELP}"),
     }
     store.close()?;
     Ok(out)
@@ -85,8 +85,8 @@ fn define(store: &Store) -> Result<()> {
                 "done": {"type": "boolean", "default": false},
             });
             draft.define_bucket("todos", &json!({"key": "id", "schema": schema, "indexes": ["done"]}))?;
-            let left = json!({"bucket": "todos", "filter": {"done": false}, "sort": {"_createdAt": "asc"}});
-            draft.define_query("left", &left)
+            let open = json!({"bucket": "todos", "filter": {"done": false}, "sort": {"_createdAt": "asc"}});
+            draft.define_query("open", &open)
         })
         .wait()?;
     Ok(())

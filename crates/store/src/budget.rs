@@ -37,9 +37,9 @@ pub struct Budget {
     stop: Option<Box<dyn Fn() -> bool + Send>>,
     /// Work up to the last check.
     checked: Cell<u64>,
-    /// Work since the last check: at most [`Self::CHECK_EVERY`] plus one charge.
-    since: Cell<u64>,
-    /// The value of `since` at which the next check is due.
+    /// Work since the last check: at most [`Self::CHECK_INTERVAL_WORK`] plus one charge.
+    unchecked: Cell<u64>,
+    /// The value of `unchecked` at which the next check runs.
     check_at: Cell<u64>,
     bytes: Cell<usize>,
 }
@@ -70,7 +70,7 @@ pub enum Exceeded {
 
 impl Budget {
     /// The work between two checks of [`stop_when`](Self::stop_when): about a tenth of a millisecond.
-    pub const CHECK_EVERY: u64 = 100_000;
+    pub const CHECK_INTERVAL_WORK: u64 = 100_000;
 
     /// Creates a budget without limits.
     pub const fn unlimited() -> Self {
@@ -79,7 +79,7 @@ impl Budget {
             max_bytes: usize::MAX,
             stop: None,
             checked: Cell::new(0),
-            since: Cell::new(0),
+            unchecked: Cell::new(0),
             check_at: Cell::new(u64::MAX),
             bytes: Cell::new(0),
         }
@@ -97,7 +97,8 @@ impl Budget {
         Self { max_bytes, ..self }
     }
 
-    /// Stops the read when `stop` returns true. It is called after every [`CHECK_EVERY`](Self::CHECK_EVERY) units of work.
+    /// Stops the read when `stop` returns true. It is called after every [`CHECK_INTERVAL_WORK`](Self::CHECK_INTERVAL_WORK) units of
+    /// work.
     #[must_use]
     pub fn stop_when(self, stop: impl Fn() -> bool + Send + 'static) -> Self {
         Self { stop: Some(Box::new(stop)), ..self }.scheduled()
@@ -105,15 +106,15 @@ impl Budget {
 
     /// Returns the work so far.
     pub fn work(&self) -> u64 {
-        self.checked.get().saturating_add(self.since.get())
+        self.checked.get().saturating_add(self.unchecked.get())
     }
 
     /// Counts work. Fails if the budget is exceeded.
     #[inline]
     pub fn charge(&self, work: usize) -> Result<(), Exceeded> {
-        let since = self.since.get().saturating_add(work as u64);
-        self.since.set(since);
-        if since < self.check_at.get() { Ok(()) } else { self.check() }
+        let unchecked = self.unchecked.get().saturating_add(work as u64);
+        self.unchecked.set(unchecked);
+        if unchecked < self.check_at.get() { Ok(()) } else { self.check() }
     }
 
     /// Counts memory that the read holds until its end. Fails if the budget is exceeded.
@@ -127,7 +128,7 @@ impl Budget {
     #[cold]
     fn check(&self) -> Result<(), Exceeded> {
         self.checked.set(self.work());
-        self.since.set(0);
+        self.unchecked.set(0);
         self.schedule();
         if self.checked.get() > self.max_work {
             return Err(Exceeded::Work);
@@ -140,10 +141,10 @@ impl Budget {
         self
     }
 
-    /// Sets when the next check is due.
+    /// Schedules the next check.
     fn schedule(&self) {
         let left = self.max_work.saturating_sub(self.checked.get()).saturating_add(1);
-        let interval = if self.stop.is_some() { Self::CHECK_EVERY } else { u64::MAX };
+        let interval = if self.stop.is_some() { Self::CHECK_INTERVAL_WORK } else { u64::MAX };
         self.check_at.set(left.min(interval));
     }
 }
@@ -192,13 +193,13 @@ mod tests {
 
     #[test]
     fn stop_condition_is_checked_after_a_fixed_amount_of_work() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&calls);
         let budget = Budget::unlimited().stop_when(move || counter.fetch_add(1, Relaxed) == 2);
         for _ in 0..299 {
             assert_eq!(budget.charge(1000), Ok(()));
         }
-        assert_eq!(asked.load(Relaxed), 2);
+        assert_eq!(calls.load(Relaxed), 2);
         assert_eq!(budget.charge(1000), Err(Exceeded::Stopped));
         assert_eq!(budget.work(), 300_000);
     }

@@ -1,8 +1,8 @@
 //! The catalog: definitions of buckets and named queries.
 //!
-//! Definitions are rows of the internal buckets `$buckets` and `$queries`, with the members `name` and `config`. So they are stored,
-//! copied and followed like any other rows. Dropping a bucket deletes its row, which is one logged write regardless of the number of
-//! records. System buckets are defined by rows of `$buckets` with a flag; see [`system`](crate::system).
+//! Definitions are rows of the internal buckets `$buckets` and `$queries`, with the members `name` and `config`. They are stored,
+//! backed up and followed like other rows. Dropping a bucket deletes its row, which is one logged write regardless of the number of
+//! records. System buckets are defined by rows of `$buckets` with a flag: see [`system`](crate::system).
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,11 +12,11 @@ use crate::query::Parameters;
 use crate::schema::{BucketDefinition, FieldRule, Referrer};
 use crate::{Draft, Field, Limits, Query, Row, RowError, State, StoreError, Value};
 
-/// The internal bucket of bucket definitions, which followers see. Its records have the fields `name` and `config`.
+/// The name of the internal bucket of bucket definitions, whose changes followers see. Its records have the fields `name` and `config`.
 pub const BUCKETS: &str = "$buckets";
-/// The internal bucket of named queries, which followers see. Its records have the fields `name` and `config`.
+/// The name of the internal bucket of named queries, whose changes followers see. Its records have the fields `name` and `config`.
 pub const QUERIES: &str = "$queries";
-/// The internal bucket of replies to writes with an idempotency key.
+/// The name of the internal bucket of replies to writes with an idempotency key.
 pub(crate) const REPLIES: &str = "$replies";
 
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
@@ -30,7 +30,7 @@ pub(crate) fn is_internal(name: &str) -> bool {
 
 /// Returns the internal buckets and their definitions.
 pub(crate) fn internal_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDefinition>)> {
-    static OWN: LazyLock<[(&str, Arc<BucketDefinition>); 3]> = LazyLock::new(|| {
+    static INTERNAL: LazyLock<[(&str, Arc<BucketDefinition>); 3]> = LazyLock::new(|| {
         let defined = json!({"key": "name", "schema": {"name": {"type": "string", "required": true}}});
         let replies = json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": "24h"});
         [(BUCKETS, &defined), (QUERIES, &defined), (REPLIES, &replies)].map(|(name, config)| {
@@ -38,7 +38,7 @@ pub(crate) fn internal_buckets() -> impl Iterator<Item = (&'static str, Arc<Buck
             (name, Arc::new(definition))
         })
     });
-    OWN.iter().map(|(name, definition)| (*name, Arc::clone(definition)))
+    INTERNAL.iter().map(|(name, definition)| (*name, Arc::clone(definition)))
 }
 
 /// Returns the name and the definition of the bucket that a row of [`BUCKETS`] defines.
@@ -77,17 +77,17 @@ impl State {
 
     /// Returns the record of [`QUERIES`] that defines a named query.
     pub fn query_record(&self, name: &str) -> Result<&Row, StoreError> {
-        let row = self.any(QUERIES)?.1.get(&Value::String(name.into()));
+        let row = self.any_bucket(QUERIES)?.1.get(&Value::String(name.into()));
         row.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
     }
 
     pub(crate) fn query_count(&self) -> usize {
-        self.any(QUERIES).map_or(0, |(_, bucket)| bucket.len())
+        self.any_bucket(QUERIES).map_or(0, |(_, bucket)| bucket.len())
     }
 
     /// Returns all named queries and their definitions, in the order of definition.
     pub fn queries(&self) -> impl Iterator<Item = (String, Json)> {
-        self.any(QUERIES).into_iter().flat_map(|(_, bucket)| bucket.rows()).filter_map(definition_of)
+        self.any_bucket(QUERIES).into_iter().flat_map(|(_, bucket)| bucket.rows()).filter_map(definition_of)
     }
 }
 
@@ -188,7 +188,7 @@ impl Draft {
         if len > max {
             return Err(RowError::TooLarge { len, max }.into());
         }
-        let (_, own) = self.state().any(bucket)?;
+        let (_, own) = self.state().any_bucket(bucket)?;
         // System buckets are not counted, because clients cannot define them.
         let count = if bucket == BUCKETS { self.state().names().len() } else { own.len() };
         if count >= limits.max_definitions && own.get(&Value::String(name.into())).is_none() {

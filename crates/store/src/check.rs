@@ -54,14 +54,14 @@ impl BucketDefinition {
     pub fn validate(&self, bucket: &str, record: &Map<String, Json>) -> Result<(), ValidationError> {
         let mut issues = Vec::new();
         for (name, rule) in &self.fields {
-            field(rule, record.get(name), name, &mut issues);
+            validate_field(rule, record.get(name), name, &mut issues);
         }
         if issues.is_empty() { Ok(()) } else { Err(ValidationError { bucket: bucket.to_owned(), issues }) }
     }
 }
 
 /// Validates a field, its members and its elements.
-pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &mut Vec<Issue>) {
+pub(crate) fn validate_field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &mut Vec<Issue>) {
     let mut issue = |code: &'static str, message: String| {
         if issues.len() < ValidationError::MAX_ISSUES {
             issues.push(Issue { field: at.to_owned(), message, code });
@@ -107,14 +107,14 @@ pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &m
     }
     if let Json::Object(members) = value {
         for (name, rule) in &rule.properties {
-            field(rule, members.get(name), &format!("{at}.{name}"), issues);
+            validate_field(rule, members.get(name), &format!("{at}.{name}"), issues);
         }
     } else if let (Json::Array(elements), Some(rule)) = (value, &rule.items) {
         for (index, element) in elements.iter().enumerate() {
             if issues.len() == ValidationError::MAX_ISSUES {
                 break;
             }
-            field(rule, Some(element), &format!("{at}[{index}]"), issues);
+            validate_field(rule, Some(element), &format!("{at}[{index}]"), issues);
         }
     }
 }
@@ -150,7 +150,7 @@ fn has_format(format: Format, text: &str) -> bool {
     }
 }
 
-/// `^[^\s@]+@[^\s@]+\.[^\s@]+$`
+/// Returns whether the text matches `^[^\s@]+@[^\s@]+\.[^\s@]+$`.
 fn is_email(text: &str) -> bool {
     if text.contains(char::is_whitespace) {
         return false;
@@ -170,6 +170,7 @@ fn is_iso_date(text: &str) -> bool {
     is_date(date) && time.is_none_or(is_time_of_same_day)
 }
 
+/// Parses a number of exactly `count` digits.
 fn digits(text: &str, count: usize) -> Option<u32> {
     (text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }

@@ -10,7 +10,7 @@ use crate::query::{Exceeded, QueryError};
 use crate::schema::{DefinitionError, NotUnique, ValidationError};
 use crate::transaction::TransactionError;
 
-/// Why an operation was rejected. The state is unchanged.
+/// An error of a rejected operation. The state is unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -102,13 +102,13 @@ pub enum StoreError {
     /// A record is too large.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// A record does not match the [guard](crate::Draft::guarded) of the write, before or after it.
+    /// A record does not match the [row filter](crate::Draft::with_row_filter) of the write, before or after it.
     #[error("permission denied: the write affects a record of bucket \"{bucket}\" that the caller may not write")]
     Forbidden {
         /// The bucket.
         bucket: String,
     },
-    /// An idempotency key was used before, for another request.
+    /// The idempotency key was already used for another request.
     #[error("idempotency key \"{key}\" was already used for another request")]
     KeyReused {
         /// The key.

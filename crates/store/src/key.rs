@@ -1,4 +1,4 @@
-//! Index keys: bytes that sort as the values do.
+//! Index keys: bytes that sort like the values they encode.
 //!
 //! A key is a type tag and order-preserving bytes, so one ordered map of byte strings serves equality, ranges and sorts, over one
 //! field or several. Each part is self-delimiting, so a prefix of the parts is a prefix of the bytes.
@@ -18,6 +18,7 @@ pub struct IndexKey(KeyBytes);
 
 #[derive(Clone)]
 enum KeyBytes {
+    /// The length, and the bytes padded with zeros.
     Inline(u8, [u8; INLINE_BYTES]),
     Shared(Arc<[u8]>),
 }
@@ -67,8 +68,8 @@ impl IndexKey {
         self.push_text(text, &[]);
     }
 
-    fn push_text(&mut self, text: &str, end: &[u8]) {
-        let mut part = Vec::with_capacity(1 + text.len() + end.len());
+    fn push_text(&mut self, text: &str, terminator: &[u8]) {
+        let mut part = Vec::with_capacity(1 + text.len() + terminator.len());
         part.push(STRING);
         // A zero byte is escaped, to distinguish it from the terminator.
         for byte in text.bytes() {
@@ -77,7 +78,7 @@ impl IndexKey {
                 part.push(0xff);
             }
         }
-        part.extend(end);
+        part.extend(terminator);
         self.extend(&part);
     }
 
@@ -110,7 +111,7 @@ impl IndexKey {
         Some((Self::of_bytes(&[tag]), Self::of_bytes(&[tag + 1])))
     }
 
-    /// Returns whether the key has one part, which is null or absent.
+    /// Returns whether this is the key of a single null or absent value.
     pub(crate) fn is_null(&self) -> bool {
         self.as_bytes() == [NULL]
     }
@@ -132,7 +133,7 @@ impl IndexKey {
         key
     }
 
-    /// Returns the smallest key that is greater than all keys with this prefix.
+    /// Returns the smallest key that is greater than all keys that begin with this one, if there is such a key.
     pub fn after_prefix(&self) -> Option<Self> {
         let mut bytes = self.as_bytes().to_vec();
         while let Some(last) = bytes.pop() {

@@ -1,7 +1,7 @@
 //! Cursor pagination, and the first and last records of a bucket.
 //!
-//! Records are in insertion order, or in key order if the definition says so. Both orders are maintained, so the cost of a page is
-//! its records and one search for its start. Records that do not match the filter are skipped one by one.
+//! Records are in insertion order, or in key order if the bucket is an `ordered_set`. Both orders are maintained, so a page costs
+//! one search for its start and the visit of its records. Records that do not match the filter are examined and skipped.
 
 use serde_json::Value as Json;
 
@@ -36,7 +36,7 @@ impl Bucket {
     }
 
     /// Returns at most `limit` records after the one with this key, or from the beginning. If the cursor's record does not exist, has
-    /// expired or does not match the filter, the page is empty. So a page does not reveal a hidden record.
+    /// expired or does not match the filter, the page is empty, so that it does not reveal a hidden record.
     pub fn page(
         &self,
         after: Option<&Json>,
@@ -77,7 +77,7 @@ impl Bucket {
     }
 }
 
-/// Takes the next `count` selected records.
+/// Returns the next `count` records that the scan selects.
 fn take<'a>(
     rows: &mut dyn Iterator<Item = &'a Row>,
     count: usize,

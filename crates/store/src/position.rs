@@ -5,10 +5,10 @@ use std::fmt;
 /// The position of a commit.
 ///
 /// Positions of one epoch are totally ordered, and a sequence always names the same commit. Positions of different epochs cannot
-/// be compared. The epoch is new whenever commits that were visible may be lost.
+/// be compared. A new epoch begins whenever visible commits may have been lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
-    /// Random, and stored with the data.
+    /// The epoch: a random number that is stored with the data.
     pub epoch: u64,
     /// The number of the commit, counted from one; zero before the first.
     pub sequence: u64,
@@ -26,7 +26,7 @@ impl fmt::Display for Position {
 pub struct Cause {
     /// The originator of the write: a number chosen by the caller, such as a connection number. Zero means none.
     pub origin: u64,
-    /// Length of the chain of commits that led to this one, each the cause of the next.
+    /// The length of the chain of commits that caused this one, each the cause of the next. Zero if no commit caused it.
     pub depth: u32,
 }
 

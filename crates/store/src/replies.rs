@@ -3,9 +3,9 @@
 //! A client that does not know whether a write succeeded retries it with the same key, and gets the first reply. The reply is a row
 //! of an internal bucket, committed with the write itself: after a crash either both exist or neither.
 //!
-//! The stored replies are limited, for each user and in total. After the eviction of a reply, a retry runs the write again. So a
-//! user that reaches its quota loses its own oldest replies, never those of another user. The limit in total evicts from the user
-//! with the most replies.
+//! The stored replies are limited, for each user and in total. If the reply was evicted, a retry runs the write again. A user that
+//! reaches its quota loses its own oldest replies, never those of another user. The limits in total evict the oldest reply of the
+//! user with the most replies or bytes.
 
 use std::sync::{Arc, LazyLock};
 
@@ -32,8 +32,9 @@ pub(crate) fn is_eviction(change: &Change, at: u64) -> bool {
 }
 
 impl Draft {
-    /// Runs `work` at most once: if this user has used this key in the last 24 hours, returns the stored reply instead. `request`
-    /// identifies the request; the same key with another request is an error. A failure is not stored, because it has no effect.
+    /// Runs `work` at most once for each user and key: if this user has used this key in the last 24 hours, returns the stored reply
+    /// instead. `request` identifies the request; the same key with another request is an error. A failed write has no effect, and
+    /// can be retried with the same key.
     ///
     /// The stored replies are bounded: see [`Limits::max_user_replies`](crate::Limits::max_user_replies) and
     /// [`Limits::max_replies`](crate::Limits::max_replies).
@@ -45,7 +46,7 @@ impl Draft {
         work: impl FnOnce(&mut Self) -> Result<Json, StoreError>,
     ) -> Result<Json, StoreError> {
         let id = json!([user, key]).to_string();
-        let (_, replies) = self.state().any(REPLIES)?;
+        let (_, replies) = self.state().any_bucket(REPLIES)?;
         if let Some(known) = replies.get(&Value::String((&*id).into())).filter(|row| replies.is_live(row, self.now())) {
             let mut known = known.to_record();
             if known.get("request").and_then(Json::as_str) != Some(request) {
@@ -62,7 +63,7 @@ impl Draft {
 
     fn store_reply(&mut self, user: &str, id: String, request: &str, reply: &Json) -> Result<(), StoreError> {
         const DAY: u64 = 24 * 60 * 60 * 1000;
-        // An expired reply with this key would keep its ordinal, and so count as old.
+        // Replacing an expired reply would keep its ordinal, and the eviction order would treat the new reply as old.
         self.remove_row(REPLIES, &Value::String((&*id).into()))?;
         let record: Map<String, Json> = [
             ("id", Json::String(id)),
@@ -88,7 +89,7 @@ impl Draft {
 
     /// Returns the reply to evict before this user stores one of this size, if any.
     fn reply_to_evict(&self, user: &str, len: usize) -> Result<Option<Row>, StoreError> {
-        let (_, replies) = self.state().any(REPLIES)?;
+        let (_, replies) = self.state().any_bucket(REPLIES)?;
         let (limits, usage) = (self.limits(), replies.usage(user));
         let is_over_quota = usage.records >= limits.max_user_replies || usage.bytes + len > limits.max_user_reply_bytes;
         let evicted = if is_over_quota && usage.oldest.is_some() {
@@ -135,10 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn user_quota_evicts_its_own_oldest_replies() {
+    fn user_above_its_quota_loses_its_own_oldest_replies() {
         let limits = Limits { max_user_replies: 3, max_user_reply_bytes: 1000, ..Limits::default() };
         let mut draft = Draft::new(State::new(), 1000).with_limits(limits);
-        let usage = |draft: &Draft, user: &str| draft.state().any(REPLIES).unwrap().1.usage(user);
+        let usage = |draft: &Draft, user: &str| draft.state().any_bucket(REPLIES).unwrap().1.usage(user);
         draft.once("v", "k", "r", |_| Ok(json!("first"))).unwrap();
         for key in ["a", "b", "c", "d"] {
             draft.once("u", key, "r", |_| Ok(json!(key))).unwrap();
@@ -179,7 +180,7 @@ mod tests {
     fn reply_limits_are_enforced_in_total() {
         let limits = Limits { max_replies: 3, max_reply_bytes: 1000, ..Limits::default() };
         let mut draft = Draft::new(State::new(), 1000).with_limits(limits);
-        let len = |draft: &Draft| draft.state().any(REPLIES).unwrap().1.len();
+        let len = |draft: &Draft| draft.state().any_bucket(REPLIES).unwrap().1.len();
         for key in ["a", "b", "c", "d"] {
             draft.once("u", key, "r", |_| Ok(json!(key))).unwrap();
         }

@@ -74,7 +74,7 @@ impl MemberEntry {
     }
 }
 
-/// Why a record cannot be stored as a row.
+/// An error of the conversion of a record into a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
@@ -291,7 +291,7 @@ fn name_of<'a>(text: &'a [u8], entry: &MemberEntry) -> &'a str {
     as_text(&text[entry.name_start()..entry.start as usize - 2])
 }
 
-/// Converts a part of a row's text, at character boundaries.
+/// Returns a slice of a row's text, which must begin and end at character boundaries, as a string.
 fn as_text(bytes: &[u8]) -> &str {
     // Rows are created from valid UTF-8 and are immutable.
     std::str::from_utf8(bytes).unwrap_or_default()
@@ -310,7 +310,7 @@ fn push_json(text: &mut Vec<u8>, json: &impl Serialize) {
     let _ = serde_json::to_writer(text, json);
 }
 
-/// FNV-1a, folded to 16 bits. A collision costs only a comparison.
+/// Returns the FNV-1a hash, folded to 16 bits. A collision costs only a comparison.
 fn hash(name: &str) -> u16 {
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let [one, two, three, four] = hash.to_le_bytes();

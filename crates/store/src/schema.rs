@@ -111,7 +111,7 @@ impl fmt::Display for Kind {
 pub enum Generated {
     /// A random UUID.
     Uuid,
-    /// `c` and 32 hexadecimal digits.
+    /// The letter `c`, followed by 32 random hexadecimal digits.
     Cuid,
     /// The next number of the bucket, starting at one.
     Autoincrement,
@@ -181,7 +181,7 @@ fn name_of<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'static
     all.iter().find(|(_, other)| *other == value).map_or("", |(name, _)| name)
 }
 
-/// Why JSON is not the definition of a bucket.
+/// An error in the definition of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DefinitionError {
@@ -244,7 +244,7 @@ impl BucketDefinition {
         const OPTIONS: [&str; 7] = ["key", "schema", "indexes", "etsType", "persistent", "ttl", "maxSize"];
         let at = "the definition";
         let members = object(json, at)?;
-        known(members, &OPTIONS, at)?;
+        check_options(members, &OPTIONS, at)?;
         let key = text(members, "key", at)?.ok_or_else(|| expected("key", "the name of a field"))?;
         let schema = members.get("schema").ok_or_else(|| expected("schema", "an object of fields"))?;
         let fields = rules(object(schema, "schema")?, "", 1)?;
@@ -260,7 +260,7 @@ impl BucketDefinition {
             return Err(DefinitionError::UnknownField { at: "indexes".to_owned(), field: field.clone() });
         }
         let ets_type = text(members, "etsType", at)?;
-        let max_size = whole(members, "maxSize", at)?;
+        let max_size = integer(members, "maxSize", at)?;
         if max_size == Some(0) {
             return Err(expected("maxSize", "at least 1"));
         }
@@ -281,7 +281,7 @@ impl BucketDefinition {
     pub fn updated(&self, updates: &Json) -> Result<Self, DefinitionError> {
         let at = "the update";
         let updates = object(updates, at)?;
-        known(updates, &["addFields", "addIndexes", "ttl"], at)?;
+        check_options(updates, &["addFields", "addIndexes", "ttl"], at)?;
         let mut config = object(&self.config, at)?.clone();
         if let Some(added) = present(updates, "addFields") {
             let added = object(added, "addFields")?;
@@ -329,7 +329,7 @@ fn object<'a>(json: &'a Json, at: &str) -> Result<&'a Map<String, Json>, Definit
     json.as_object().ok_or_else(|| expected(at, "an object"))
 }
 
-fn known(members: &Map<String, Json>, options: &[&str], at: &str) -> Result<(), DefinitionError> {
+fn check_options(members: &Map<String, Json>, options: &[&str], at: &str) -> Result<(), DefinitionError> {
     match members.keys().find(|option| !options.contains(&option.as_str())) {
         None => Ok(()),
         Some(option) => Err(DefinitionError::UnknownOption { at: at.to_owned(), option: option.clone() }),
@@ -364,7 +364,7 @@ fn number(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<f6
     option(members, name, at, "a number", Json::as_f64)
 }
 
-fn whole(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<usize>, DefinitionError> {
+fn integer(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<usize>, DefinitionError> {
     option(members, name, at, "a non-negative integer", |json| usize::try_from(json.as_u64()?).ok())
 }
 
@@ -434,7 +434,7 @@ fn rules(schema: &Map<String, Json>, prefix: &str, depth: usize) -> Result<Vec<(
     rules.collect()
 }
 
-/// Compiles a regular expression with a limit of its memory.
+/// Compiles a regular expression, with a limit on its memory.
 fn compile(pattern: &str) -> Result<Regex, regex::Error> {
     regex::RegexBuilder::new(pattern).size_limit(1 << 20).dfa_size_limit(1 << 20).build()
 }
@@ -463,7 +463,7 @@ impl FieldRule {
             return Err(DefinitionError::TooDeep { at: at.to_owned(), max: BucketDefinition::MAX_DEPTH });
         }
         let members = object(json, at)?;
-        known(members, &OPTIONS, at)?;
+        check_options(members, &OPTIONS, at)?;
         let kind = one_of(members, "type", at, &Kind::ALL)?;
         let pattern = text(members, "pattern", at)?.map(|pattern| compile(&pattern)).transpose();
         let on_delete = one_of(members, "onDelete", at, &OnDelete::ALL)?;
@@ -474,8 +474,8 @@ impl FieldRule {
             default: members.get("default").cloned(),
             generated: one_of(members, "generated", at, &Generated::ALL)?,
             allowed: option(members, "enum", at, "a list of values", |json| json.as_array().cloned())?,
-            min_length: whole(members, "minLength", at)?,
-            max_length: whole(members, "maxLength", at)?,
+            min_length: integer(members, "minLength", at)?,
+            max_length: integer(members, "maxLength", at)?,
             pattern: pattern
                 .map_err(|error| DefinitionError::Pattern { at: at.to_owned(), problem: error.to_string() })?,
             format: one_of(members, "format", at, &Format::ALL)?,
@@ -495,7 +495,7 @@ impl FieldRule {
         };
         let mut issues = Vec::new();
         if let Some(default) = &rule.default {
-            check::field(&rule, Some(default), at, &mut issues);
+            check::validate_field(&rule, Some(default), at, &mut issues);
         }
         match issues.first() {
             None => Ok(rule),

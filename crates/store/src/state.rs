@@ -1,8 +1,8 @@
 //! The state: all buckets at one moment.
 //!
-//! The cost of a write does not depend on the number of buckets. The state therefore maintains what would otherwise need a visit of
-//! all buckets: expiry times, references between buckets, and totals. All maps are persistent, so each snapshot has its own, and
-//! undoing a write restores them.
+//! The cost of a write does not depend on the number of buckets. The state therefore maintains the values that would otherwise need
+//! a visit of all buckets: expiry times, references between buckets, and totals. All maps are persistent data structures: each
+//! snapshot has its own version of them, and undoing a write restores the earlier version.
 
 use std::sync::Arc;
 
@@ -48,14 +48,14 @@ pub(crate) struct Totals {
     pub(crate) bytes: usize,
 }
 
-/// The values of a bucket that the state aggregates.
+/// The values of a bucket that the state aggregates over all buckets.
 #[derive(Debug, Clone, Copy, Default)]
-struct Account {
+struct BucketSummary {
     expiry: Option<u64>,
     totals: Totals,
 }
 
-impl Account {
+impl BucketSummary {
     fn of(bucket: &Bucket) -> Self {
         Self { expiry: bucket.next_expiry(), totals: Totals { records: bucket.len(), bytes: bucket.bytes() } }
     }
@@ -127,23 +127,27 @@ impl State {
     }
 
     /// Returns a bucket of any kind.
-    pub(crate) fn any(&self, name: &str) -> Result<(&Arc<str>, &Bucket), StoreError> {
+    pub(crate) fn any_bucket(&self, name: &str) -> Result<(&Arc<str>, &Bucket), StoreError> {
         let found = self.buckets.get_key_value(name).map(|(name, installed)| (name, &*installed.bucket));
         found.ok_or_else(|| not_defined(name))
     }
 
     /// Changes a bucket of any kind.
-    pub(crate) fn change<T>(&mut self, name: &str, work: impl FnOnce(&mut Bucket) -> T) -> Result<T, StoreError> {
+    pub(crate) fn change_bucket<T>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce(&mut Bucket) -> T,
+    ) -> Result<T, StoreError> {
         let installed = self.buckets.get_mut(name).ok_or_else(|| not_defined(name))?;
         let bucket = Arc::make_mut(&mut installed.bucket);
-        let before = Account::of(bucket);
+        let before = BucketSummary::of(bucket);
         let done = work(bucket);
-        let (after, is_ordinary) = (Account::of(bucket), installed.is_ordinary);
-        self.account(name, is_ordinary, before, after);
+        let (after, is_ordinary) = (BucketSummary::of(bucket), installed.is_ordinary);
+        self.update_aggregates(name, is_ordinary, before, after);
         Ok(done)
     }
 
-    fn account(&mut self, name: &str, is_ordinary: bool, before: Account, after: Account) {
+    fn update_aggregates(&mut self, name: &str, is_ordinary: bool, before: BucketSummary, after: BucketSummary) {
         if is_ordinary {
             let Totals { records, bytes } = &mut self.totals;
             *records = *records - before.totals.records + after.totals.records;
@@ -160,7 +164,7 @@ impl State {
         }
     }
 
-    /// Returns when the first record of any bucket expires.
+    /// Returns the earliest expiry of a record of any bucket.
     pub(crate) fn next_expiry(&self) -> Option<u64> {
         self.expiries.get_min().map(|(expiry, _)| *expiry)
     }
@@ -171,7 +175,7 @@ impl State {
     }
 
     /// Returns all buckets, internal ones first, so that definitions precede the records of their buckets.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Bucket)> {
+    pub(crate) fn all_buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
         let own = catalog::internal_buckets().filter_map(|(name, _)| self.named(name));
         own.chain(self.system_buckets()).chain(self.buckets())
     }
@@ -218,9 +222,9 @@ impl State {
         self.system.remove(name);
     }
 
-    /// Panics if the maintained values differ from those of a visit of all buckets.
+    /// Panics if the maintained values differ from those computed from all buckets.
     #[cfg(test)]
-    pub(crate) fn check_accounts(&self) {
+    pub(crate) fn check_aggregates(&self) {
         let all = || self.buckets.iter().map(|(name, installed)| (Arc::clone(name), installed));
         let expiries = all().filter_map(|(name, installed)| Some((installed.bucket.next_expiry()?, name)));
         assert_eq!(self.expiries, expiries.collect());
@@ -238,13 +242,14 @@ impl State {
         assert!(self.names.iter().all(|(index, name)| self.buckets[name].index == *index));
     }
 
+    /// Adds or replaces a bucket, and updates the aggregated values. Returns its index.
     fn put(&mut self, name: Arc<str>, bucket: Bucket, is_ordinary: bool) -> DefinitionIndex {
         let index = self.take(&name).unwrap_or(self.next_index);
         self.next_index = self.next_index.max(index + 1);
         for target in targets(&bucket) {
             self.referring.entry(target.into()).or_default().insert(index, Arc::clone(&name));
         }
-        self.account(&name, is_ordinary, Account::default(), Account::of(&bucket));
+        self.update_aggregates(&name, is_ordinary, BucketSummary::default(), BucketSummary::of(&bucket));
         self.buckets.insert(name, InstalledBucket { bucket: Arc::new(bucket), index, is_ordinary });
         index
     }
@@ -260,7 +265,7 @@ impl State {
                 }
             }
         }
-        self.account(name, is_ordinary, Account::of(&bucket), Account::default());
+        self.update_aggregates(name, is_ordinary, BucketSummary::of(&bucket), BucketSummary::default());
         Some(index)
     }
 }

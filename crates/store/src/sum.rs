@@ -1,8 +1,8 @@
 //! An exact sum of floats, which is rounded once when it is read.
 //!
 //! Adding floats rounds at each step, so the result depends on their order, and subtracting a number does not restore the earlier
-//! sum. This sum keeps all bits: it is a fixed-point number wide enough for every float, of which only the used part is stored. So
-//! the result does not depend on the order, and maintaining the sum gives the same result as adding all numbers again.
+//! sum. This sum keeps all bits: it is a fixed-point number wide enough for every float, and only its used digits are stored. The
+//! result does not depend on the order of the numbers, and subtracting a number is the exact opposite of adding it.
 
 use std::ops::RangeInclusive;
 
@@ -21,7 +21,7 @@ pub struct Sum {
 
 /// Bits per digit.
 const DIGIT_BITS: usize = 32;
-/// Number of digits for the largest reachable sum: the exponents of all floats, and the bits for the count of additions.
+/// Number of digits of the largest possible sum: enough for the exponents of all floats, and for the number of additions.
 const MAX_DIGITS: usize = (1024 + 1074) / DIGIT_BITS + 4;
 /// The index of the bit with value 1.
 const ONE_BIT: usize = 1074;
@@ -29,7 +29,7 @@ const ONE_BIT: usize = 1074;
 const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 impl Sum {
-    /// Adds a number, which must be finite.
+    /// Adds a finite number. Other numbers are ignored.
     pub fn add(&mut self, number: f64) {
         self.change(number, 1);
     }
@@ -65,6 +65,7 @@ impl Sum {
         if is_negative { -rounded } else { rounded }
     }
 
+    /// Adds the number multiplied by the sign, which is 1 or -1.
     fn change(&mut self, number: f64, sign: i64) {
         #[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is exact")]
         if number.fract() == 0.0 && number.abs() < MAX_EXACT_INTEGER {
@@ -139,8 +140,8 @@ fn round(digits: &[i64; MAX_DIGITS]) -> f64 {
         return f64::from_bits(mantissa);
     }
     let is_half = bit(lowest - 1);
-    let is_more = || (0..lowest - 1).rev().any(bit);
-    if is_half && (mantissa & 1 == 1 || is_more()) {
+    let is_above_half = || (0..lowest - 1).rev().any(bit);
+    if is_half && (mantissa & 1 == 1 || is_above_half()) {
         mantissa += 1;
     }
     // If rounding overflows the mantissa, the carry increments the exponent.
@@ -210,10 +211,10 @@ mod tests {
             at in any::<prop::sample::Index>(),
         ) {
             let expected = sum(&numbers);
-            let mut turned = numbers.clone();
-            turned.rotate_left(at.index(numbers.len().max(1)).min(numbers.len()));
-            turned.reverse();
-            prop_assert_eq!(sum(&turned), expected);
+            let mut permuted = numbers.clone();
+            permuted.rotate_left(at.index(numbers.len().max(1)).min(numbers.len()));
+            permuted.reverse();
+            prop_assert_eq!(sum(&permuted), expected);
             let mut changed = added(&[&others[..], &numbers].concat());
             for number in &others {
                 changed.subtract(*number);
@@ -225,8 +226,8 @@ mod tests {
         #[test]
         fn carrying_does_not_change_the_sum(numbers in vec((number(), any::<bool>()), 1..20)) {
             let mut carried = Sum::default();
-            for (number, is_time) in &numbers {
-                if *is_time {
+            for (number, must_carry) in &numbers {
+                if *must_carry {
                     carried.uncarried = (1 << 30) - 1;
                 }
                 carried.add(*number);

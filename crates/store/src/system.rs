@@ -43,11 +43,11 @@ pub struct SystemBuckets {
 struct Declaration {
     name: String,
     definition: Arc<BucketDefinition>,
-    /// The row of [`BUCKETS`] that stores it.
+    /// The row of [`BUCKETS`] that stores the declaration.
     row: Row,
 }
 
-/// Why the declaration of a system bucket failed, or why a store cannot be opened with it.
+/// An error of the declaration of a system bucket, or of opening a store with it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SystemBucketError {
@@ -113,7 +113,7 @@ pub enum SystemBucketError {
     },
 }
 
-/// Why stored records are incompatible with a declaration.
+/// An incompatibility of stored records with a declaration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Incompatibility {
@@ -128,7 +128,7 @@ pub enum Incompatibility {
     /// The bucket is declared with `persistent: false`, and has stored records.
     #[error("`persistent` cannot become false while records are stored")]
     Persistent,
-    /// A record does not pass the schema.
+    /// A record does not match the schema.
     #[error(transparent)]
     Record(#[from] ValidationError),
     /// Two records have the same value in a unique field.
@@ -205,7 +205,7 @@ impl Draft {
             if self.state().bucket(name).is_ok() {
                 return Err(SystemBucketError::Taken { name: name.clone() });
             }
-            let stored = self.state().any(name).map(|(_, bucket)| bucket);
+            let stored = self.state().any_bucket(name).map(|(_, bucket)| bucket);
             let is_new = stored.as_ref().map_or(true, |bucket| bucket.definition().config != definition.config);
             let bucket = match stored {
                 Err(_) => Bucket::new(Arc::clone(definition)),
@@ -224,7 +224,7 @@ impl Draft {
 }
 
 impl Declaration {
-    /// Returns the bucket with its records under this definition.
+    /// Returns the stored bucket with this definition.
     fn redefine(&self, stored: &Bucket) -> Result<Bucket, Incompatibility> {
         let (old, new) = (stored.definition(), &self.definition);
         if !stored.is_empty() {

@@ -1,7 +1,7 @@
 //! Transactions: lists of operations that take effect together or not at all.
 //!
-//! The operations run in order on one draft. Each sees the effects of those before it, and readers see none before all have
-//! succeeded.
+//! The operations run in order on one draft. Each sees the effects of the previous ones. Readers see no effect until all operations
+//! have succeeded.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -18,8 +18,8 @@ pub struct Operation {
     pub action: Action,
     /// The version that the record of an update or delete must have. `None` accepts any version.
     pub version: Option<u64>,
-    /// A filter that restricts the records that the operation can read and write.
-    pub guard: Option<Filter>,
+    /// The filter that records must match to be read or written. `None` permits all records.
+    pub row_filter: Option<Filter>,
 }
 
 /// The action of an [`Operation`].
@@ -42,7 +42,7 @@ pub enum Action {
     Count(Filter),
 }
 
-/// Why a transaction failed. None of its operations has an effect.
+/// The error of a failed transaction. None of its operations has an effect.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("operations[{index}]: {problem}")]
 #[non_exhaustive]
@@ -54,7 +54,7 @@ pub struct TransactionError {
     pub problem: Box<OperationError>,
 }
 
-/// Why an operation of a transaction failed.
+/// The error of a failed operation of a transaction.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
@@ -95,7 +95,7 @@ impl TransactionError {
 }
 
 impl Operation {
-    /// Parses a list of operations. The error has the index of the first invalid one.
+    /// Parses a list of operations. The error has the index of the first invalid operation.
     pub fn parse_all(json: &Json) -> Result<Vec<Self>, TransactionError> {
         let wrong = OperationError::Invalid { member: "operations", expected: "a non-empty list" };
         let Some(list) = json.as_array().filter(|list| !list.is_empty()) else {
@@ -140,7 +140,7 @@ impl Operation {
             _ => return Err(invalid("op", "get, insert, update, delete, where, findOne or count")),
         };
         let version = if matches!(action, Action::Update(..) | Action::Delete(_)) { version()? } else { None };
-        Ok(Self { bucket, action, version, guard: None })
+        Ok(Self { bucket, action, version, row_filter: None })
     }
 }
 
@@ -185,9 +185,9 @@ impl Draft {
         let mut budget = ResultBudget { max: self.limits().max_result_bytes.min(max_bytes), used: 0 };
         self.atomically(|draft| {
             let run = |(index, operation): (usize, &Operation)| {
-                let done = match &operation.guard {
+                let done = match &operation.row_filter {
                     None => draft.run(operation, &mut budget),
-                    Some(guard) => draft.guarded(guard, |draft| draft.run(operation, &mut budget)),
+                    Some(filter) => draft.with_row_filter(filter, |draft| draft.run(operation, &mut budget)),
                 };
                 done.map_err(TransactionError::at(index))
             };
@@ -211,7 +211,8 @@ impl Draft {
                     return Err(exists(given));
                 }
                 let inserted = self.insert(bucket, record).map_err(|error| match error {
-                    // The key belongs to a record that the guard hides. Other errors are reported first, so that they do not reveal the record.
+                    // The key belongs to a record that the row filter hides. Other errors are reported first, so that they do not
+                    // reveal the record.
                     StoreError::NotUnique { source, .. } if source.field == key_field => exists(&source.value),
                     error => error.into(),
                 });
@@ -237,7 +238,7 @@ impl Draft {
     }
 }
 
-/// Limits the bytes of the records that a transaction returns: each operation can return all records of a bucket.
+/// A limit on the bytes of the records that a transaction returns. Without it, each operation could return all records of a bucket.
 struct ResultBudget {
     max: usize,
     used: usize,

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
 use tidewire_live::{Matcher, QueryId, QueryResult, ResultChange};
 use tidewire_store::query::Budget;
-use tidewire_store::{Answer, Follower, Query};
+use tidewire_store::{Follower, Query, QueryOutput};
 
 use super::super::Effort;
 use super::rows::{self, BUCKET};
@@ -97,7 +97,7 @@ impl Unindexed {
 
     fn top_updates(meter: Meter, store: &mut Self, count: u64) -> Sample {
         let (sample, changed) = store.apply(meter, count, |updates| {
-            let Ok(Answer::Records(first)) = updates.store.query(&top(count)) else { panic!("the bucket exists") };
+            let Ok(QueryOutput::Records(first)) = updates.store.query(&top(count)) else { panic!("the bucket exists") };
             for row in first {
                 updates.move_to_lower_half(row["id"].clone());
             }
@@ -129,7 +129,7 @@ impl Unindexed {
         let Some(QueryResult::Json(result)) = matcher.result(*query) else { panic!("the query returns rows") };
         let result: Vec<Json> = serde_json::from_slice(&result).expect("the result is a list");
         let expected = updates.store.query(&top(LIMIT)).expect("the bucket exists");
-        assert!(expected == Answer::Records(result), "the maintained result equals that of a new query");
+        assert!(expected == QueryOutput::Records(result), "the maintained result equals that of a new query");
         (sample, changed)
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use tidewire_bench::{Contender, Metric, Workload};
-use tidewire_store::{Answer, Query, Store, StoreOptions};
+use tidewire_store::{Query, QueryOutput, Store, StoreOptions};
 
 use super::super::Effort;
 use super::contender::{fill, runtime};
@@ -49,7 +49,7 @@ fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
         meter.measure(queries.len() as u64, || {
             for query in &queries {
                 let result = store.store().query(query).expect("the bucket exists");
-                assert!(matches!(&result, Answer::Records(rows) if rows.len() == ROWS_PER_QUERY), "{result:?}");
+                assert!(matches!(&result, QueryOutput::Records(rows) if rows.len() == ROWS_PER_QUERY), "{result:?}");
             }
         })
     })

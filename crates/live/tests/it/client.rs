@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 use tidewire_live::{Delta, Matcher, QueryId, QueryResult, ResultChange};
 use tidewire_store::query::Budget;
-use tidewire_store::{Answer, Query};
+use tidewire_store::{Query, QueryOutput};
 
 /// Returns the current result of a query as a client decodes it.
 pub(crate) fn current_result(live: &mut Matcher, query: QueryId) -> DecodedResult {
@@ -19,9 +19,9 @@ pub(crate) type DecodedResult = Option<Json>;
 
 /// Returns the result of a new query.
 pub(crate) fn fresh_result(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -> DecodedResult {
-    match query.answer(bucket, now, &Budget::unlimited()).unwrap() {
-        Answer::Records(records) => Some(Json::Array(records)),
-        Answer::Value(value) => value,
+    match query.evaluate(bucket, now, &Budget::unlimited()).unwrap() {
+        QueryOutput::Records(records) => Some(Json::Array(records)),
+        QueryOutput::Value(value) => value,
     }
 }
 

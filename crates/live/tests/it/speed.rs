@@ -171,7 +171,7 @@ fn speed_of_maintenance_and_of_new_queries() {
         let subscribe = start.elapsed();
         let Cost { time, updates, .. } = run(&mut live, &commits);
         let start = Instant::now();
-        std::hint::black_box(query.answer(after.bucket("b").unwrap(), 1, &Budget::unlimited()).unwrap());
+        std::hint::black_box(query.evaluate(after.bucket("b").unwrap(), 1, &Budget::unlimited()).unwrap());
         let requery = start.elapsed();
         let ratio = requery.as_secs_f64() / time.as_secs_f64();
         println!(

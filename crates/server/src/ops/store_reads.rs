@@ -148,7 +148,7 @@ impl Read<'_> {
     fn run_query(&self, query: &Query) -> Result<(bool, Data), ReadError> {
         let mut written = Ok(false);
         let data = Data::encode_with(256, |out| {
-            written = query.write_answer(self.bucket, self.now, out, self.max_bytes, self.budget);
+            written = query.write_result(self.bucket, self.now, out, self.max_bytes, self.budget);
         });
         Ok((written?, data))
     }

@@ -67,7 +67,7 @@ pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
     call.admit()?;
     let reply_records = steps.iter().enumerate().filter_map(|(index, step)| {
         let has_records = !matches!(step.action, Action::Delete(_) | Action::Count(_));
-        let row_filter = step.guard.clone().filter(|_| has_records)?;
+        let row_filter = step.row_filter.clone().filter(|_| has_records)?;
         let pointer = Cow::Owned(format!("/results/{index}/data"));
         Some(ReplyRecords { bucket: step.bucket.clone(), row_filter, pointer })
     });
@@ -135,7 +135,7 @@ fn write_rows(
         pointer: Cow::Borrowed(pointer),
     });
     Ok(write(call, idempotency, reply_records.into_iter().collect(), move |draft| {
-        draft.guarded(&row_filter, |draft| work(draft, &bucket))
+        draft.with_row_filter(&row_filter, |draft| work(draft, &bucket))
     }))
 }
 
@@ -146,7 +146,7 @@ fn with_reference_filter<T>(
     work: impl FnOnce(&mut Draft) -> T,
 ) -> T {
     match references {
-        Some(references) => draft.referring_to(references, work),
+        Some(references) => draft.with_reference_filter(references, work),
         None => work(draft),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::query::Budget;
-use tidewire_store::{Answer, Filter, Query, Row, Snapshot};
+use tidewire_store::{Filter, Query, QueryOutput, Row, Snapshot};
 
 use crate::RequestError;
 use crate::ops::table::OperationId;
@@ -29,13 +29,13 @@ impl View<'_> {
     }
 
     /// Runs a query over the rows that the caller may see.
-    pub fn query(&self, config: &Json) -> Result<Answer, RequestError> {
+    pub fn query(&self, config: &Json) -> Result<QueryOutput, RequestError> {
         let query = Query::parse(config).map_err(RequestError::invalid)?;
         let query = match self.row_filter(&query.bucket)? {
             Some(filter) => query.restrict(&filter),
             None => query,
         };
-        Ok(query.answer(self.snapshot.state.bucket(&query.bucket)?, self.now, &Budget::unlimited())?)
+        Ok(query.evaluate(self.snapshot.state.bucket(&query.bucket)?, self.now, &Budget::unlimited())?)
     }
 
     /// Returns the time in milliseconds since 1970.

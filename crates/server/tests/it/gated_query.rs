@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::{ProgrammaticQuery, RequestError, View};
-use tidewire_store::Answer;
+use tidewire_store::QueryOutput;
 
 /// Blocks computations while it is shut.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl ProgrammaticQuery for GatedQuery {
     }
 
     fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
-        let Answer::Records(records) = view.query(&json!({"bucket": self.bucket}))? else { return Ok(Json::Null) };
+        let QueryOutput::Records(records) = view.query(&json!({"bucket": self.bucket}))? else { return Ok(Json::Null) };
         let has_owner = |owner| records.first().is_some_and(|first| first["owner"] == owner);
         if self.owner.is_none_or(has_owner) {
             self.gate.pass();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, DefaultAccess, PermissionCheck, Permissions, Rule, Session};
 use tidewire::{ProgrammaticQuery, RequestError, View};
-use tidewire_store::Answer;
+use tidewire_store::QueryOutput;
 
 use crate::client::{Client, options};
 use crate::test_server::{TestServer, allow_only, tokens, user};
@@ -264,8 +264,8 @@ impl ProgrammaticQuery for Counts {
 
     fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         let count = |bucket: &&str| match view.query(&json!({"bucket": bucket}))? {
-            Answer::Records(records) => Ok(json!(records.len())),
-            Answer::Value(other) => panic!("expected records, got {other:?}"),
+            QueryOutput::Records(records) => Ok(json!(records.len())),
+            QueryOutput::Value(other) => panic!("expected records, got {other:?}"),
         };
         self.0.iter().map(count).collect()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::TokenExpiry;
 use tidewire::{Code, ProgrammaticQuery, RequestError, Server, ServerOptions, View};
-use tidewire_store::{Answer, Store, StoreOptions};
+use tidewire_store::{QueryOutput, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, options, serve_store};
@@ -29,7 +29,7 @@ impl ProgrammaticQuery for Ports {
             return Err(RequestError::new(Code::ValidationError, "99 is no level").with_details(json!({"least": 99})));
         }
         let query = json!({"bucket": "tides", "filter": {"level": {"$gte": least}}, "sort": {"port": "asc"}});
-        let Answer::Records(records) = view.query(&query)? else { unreachable!() };
+        let QueryOutput::Records(records) = view.query(&query)? else { unreachable!() };
         let mut ports: Vec<Json> = records.into_iter().map(|tide| tide["port"].clone()).collect();
         ports.dedup();
         Ok(json!({"ports": ports}))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, Rule, Session, TokenValidator, Validation};
 use tidewire::{Backpressure, ProgrammaticQuery, RequestError, View};
-use tidewire_store::Answer;
+use tidewire_store::QueryOutput;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::sync::Notify;
 
@@ -127,8 +127,8 @@ impl ProgrammaticQuery for Ids {
 
     fn compute(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         match view.query(&json!({"bucket": "boats", "fields": ["id"]}))? {
-            Answer::Records(records) => Ok(records.into()),
-            Answer::Value(other) => panic!("expected records, got {other:?}"),
+            QueryOutput::Records(records) => Ok(records.into()),
+            QueryOutput::Value(other) => panic!("expected records, got {other:?}"),
         }
     }
 }
@@ -431,8 +431,8 @@ impl ProgrammaticQuery for BoatCount {
         self.calls.fetch_add(1, SeqCst);
         self.gate.pass();
         match view.query(&json!({"bucket": "boats"}))? {
-            Answer::Records(records) => Ok(json!(records.len())),
-            Answer::Value(other) => panic!("expected records, got {other:?}"),
+            QueryOutput::Records(records) => Ok(json!(records.len())),
+            QueryOutput::Value(other) => panic!("expected records, got {other:?}"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, Rule, StaticTokens};
 use tidewire::{ProgrammaticQuery, RequestError, View};
-use tidewire_store::Answer;
+use tidewire_store::QueryOutput;
 
 use crate::client::{Client, options};
 use crate::test_server::{TestServer, allow_only, ids, object, own_rows, tokens, user, user_with_metadata};
@@ -481,7 +481,7 @@ impl ProgrammaticQuery for VisibleBoats {
 
     fn compute(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
         let one = view.get("boats", &params["key"])?;
-        let Answer::Records(all) = view.query(&json!({"bucket": "boats", "fields": ["id"]}))? else {
+        let QueryOutput::Records(all) = view.query(&json!({"bucket": "boats", "fields": ["id"]}))? else {
             panic!("expected records")
         };
         let secret = view.query(&json!({"bucket": "secrets"})).is_ok();

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json, json};
 use tidewire::auth::{Auth, Session};
 use tidewire::{ProgrammaticQuery, RequestError, Server, ServerOptions, View};
 use tidewire_store::system::SystemBuckets;
-use tidewire_store::{Answer, Store, StoreOptions};
+use tidewire_store::{QueryOutput, Store, StoreOptions};
 
 use crate::client::{Client, RoleTokens, RpcClient, notes_config, options, serve_store};
 use crate::metrics_page::metric;
@@ -212,8 +212,8 @@ impl ProgrammaticQuery for BucketReader {
             return Ok(json!(view.get(params["bucket"].as_str().unwrap(), key)?));
         }
         match view.query(&json!({"bucket": params["bucket"]}))? {
-            Answer::Records(records) => Ok(json!(records)),
-            Answer::Value(value) => Ok(json!(value)),
+            QueryOutput::Records(records) => Ok(json!(records)),
+            QueryOutput::Value(value) => Ok(json!(value)),
         }
     }
 }

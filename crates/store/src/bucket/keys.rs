@@ -2,15 +2,15 @@
 //!
 //! The table maps the hash of a key to an ordinal. A slot is written once, so readers need no lock and a clone copies nothing. An
 //! entry is a hint: it is valid only if the state has a record with that key at that ordinal. An entry that is *dead* in one
-//! state, because its record was deleted or its draft was abandoned, may be live in an older snapshot and is never overwritten.
+//! state, because its record was deleted or its draft was rolled back, may be live in an older snapshot and is never overwritten.
 //! (With persistent ordered maps for keys and rows, a read takes twice as long.)
 //!
 //! # Cost after deletions
 //!
 //! - A hash has at most one slot. If that slot has another ordinal, because the key was deleted and inserted again or because two
-//!   keys have the same hash, the entry goes to `moved`, an ordered set that belongs to one state. A deletion removes it from
-//!   there. So a lookup examines one slot and the `moved` entries of its hash, all of which are live, regardless of the number of
-//!   earlier deletions of the key.
+//!   keys have the same hash, the entry is added to `moved`, an ordered set that belongs to one state. A deletion removes the entry
+//!   from `moved`. A lookup therefore examines one slot and the `moved` entries of its hash, all of which are live, regardless of
+//!   the number of earlier deletions of the key.
 //! - At most two thirds of the slots are used, so dead entries of other keys lengthen a probe by a constant factor at most.
 //! - When dead entries outnumber the live ones ([`Keys::is_sparse`]), or the table is full, the state gets a new table with its
 //!   own records and an empty `moved`. This takes time proportional to the live records, and at least as many insertions or
@@ -18,9 +18,9 @@
 //!
 //! # Why older snapshots stay correct
 //!
-//! A snapshot holds its own reference to the table and its own `moved`. Slots are only added, so every entry that the snapshot
-//! relied on stays where it was, and entries that were added later fail the check against its records. A new table replaces the
-//! old one in the new state only; the old one is freed with the last snapshot that refers to it.
+//! A snapshot has its own reference to the table and its own `moved`. Slots are only added, so every entry of the snapshot stays
+//! where it was, and later entries fail the check against the records of the snapshot. A new table replaces the old table in the
+//! new state only; the old table is freed with the last snapshot that refers to it.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -49,7 +49,7 @@ struct Table {
     used: AtomicUsize,
 }
 
-/// A slot of the table, written once. A reader that relies on an entry got its state after the entry was written.
+/// A slot of the table, written once. A reader that needs an entry has a state that was published after the entry was written.
 #[derive(Debug)]
 struct Slot {
     /// Zero while the slot is free.
@@ -57,7 +57,7 @@ struct Slot {
     ordinal: AtomicU64,
 }
 
-/// The hash of a key with a secret of this process, so that clients cannot choose keys that collide.
+/// The hash of a key with a secret seed of this process, so that clients cannot choose keys that collide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KeyHash(u64);
 
@@ -72,9 +72,9 @@ impl KeyHash {
 /// The result of adding a hash to a table.
 enum Claim {
     /// The table has the entry.
-    Entered,
+    Inserted,
     /// The slot of this hash has another ordinal.
-    Taken,
+    Occupied,
     /// The table is full.
     Full,
 }
@@ -106,25 +106,24 @@ impl Table {
                 if self.used.load(Relaxed) >= self.slots.len() / 3 * 2 {
                     return Claim::Full;
                 }
-                // Drafts of other threads may insert at the same time. The winner of a slot keeps it, and it may have won it for
-                // this very hash.
+                // A draft of another thread may claim the slot first, for another hash or for this one.
                 match slot.hash.compare_exchange(0, hash.0, Acquire, Acquire) {
                     Ok(_) => {
                         self.used.fetch_add(1, Relaxed);
                         slot.ordinal.store(ordinal, Release);
-                        return Claim::Entered;
+                        return Claim::Inserted;
                     }
                     Err(winner) => found = winner,
                 }
             }
             if found == hash.0 {
-                return if slot.ordinal.load(Acquire) == ordinal { Claim::Entered } else { Claim::Taken };
+                return if slot.ordinal.load(Acquire) == ordinal { Claim::Inserted } else { Claim::Occupied };
             }
         }
         Claim::Full
     }
 
-    /// The slots that may have this hash, in probe order.
+    /// Returns the slots that may have this hash, in probe order.
     fn probe(&self, hash: KeyHash) -> impl Iterator<Item = &Slot> {
         let mask = self.slots.len() - 1;
         #[expect(clippy::cast_possible_truncation, reason = "it is masked anyway")]
@@ -134,12 +133,12 @@ impl Table {
 }
 
 impl Keys {
-    /// An empty table with capacity for at least this many records.
+    /// Creates an empty table with capacity for at least this many records.
     pub(super) fn with_capacity(records: usize) -> Self {
         Self { table: Arc::new(Table::with_capacity(records)), moved: OrdSet::new() }
     }
 
-    /// The ordinals of all records that may have a key of this hash.
+    /// Returns the ordinals of all records that may have a key with this hash.
     pub(super) fn find(&self, hash: KeyHash) -> impl Iterator<Item = Ordinal> {
         let moved = move || {
             let range = (!self.moved.is_empty()).then(|| self.moved.range((hash.0, 0)..=(hash.0, Ordinal::MAX)));
@@ -153,8 +152,8 @@ impl Keys {
     #[must_use]
     pub(super) fn insert(&mut self, hash: KeyHash, ordinal: Ordinal) -> bool {
         match self.table.claim(hash, ordinal) {
-            Claim::Entered => true,
-            Claim::Taken => {
+            Claim::Inserted => true,
+            Claim::Occupied => {
                 self.moved.insert((hash.0, ordinal));
                 true
             }
@@ -174,13 +173,13 @@ impl Keys {
         self.table.used.load(Relaxed) + self.moved.len()
     }
 
-    /// Whether more entries are dead than live, in a state with this many records.
+    /// Returns whether more entries are dead than live, in a state with this many records.
     pub(super) fn is_sparse(&self, records: usize) -> bool {
         self.len() > records.saturating_mul(2) + MIN_DEAD_ENTRIES
     }
 
-    /// Returns a table with capacity for twice this many records. It has the entries of this one if few of them are dead, and
-    /// otherwise `entries`, those of all records.
+    /// Returns a larger table, with capacity for twice this many records. Copies the entries of this table if few of them are dead.
+    /// Otherwise inserts `entries`, which must be those of all records.
     pub(super) fn grown(&self, records: usize, entries: impl Iterator<Item = (KeyHash, Ordinal)>) -> Self {
         if self.len() > records + records / 4 {
             return Self::rebuilt(records, entries);
@@ -195,12 +194,12 @@ impl Keys {
         grown
     }
 
-    /// Returns a table of these entries, those of all records, with capacity for twice as many.
+    /// Returns a table with these entries, which must be those of all records, and with capacity for twice as many.
     pub(super) fn rebuilt(records: usize, entries: impl Iterator<Item = (KeyHash, Ordinal)>) -> Self {
         let mut rebuilt = Self::with_capacity(records.max(4) * 2);
         for (hash, ordinal) in entries {
-            let is_entered = rebuilt.insert(hash, ordinal);
-            debug_assert!(is_entered, "the capacity is twice the number of records");
+            let is_inserted = rebuilt.insert(hash, ordinal);
+            debug_assert!(is_inserted, "the capacity is twice the number of records");
         }
         rebuilt
     }
@@ -302,7 +301,7 @@ mod tests {
             // Ordinals are reused after a rollback, by other keys as well.
             for id in [77_777, 100_000 + id] {
                 let row = Row::new(json!({"id": id}).as_object().unwrap()).unwrap();
-                let (ordinal, _) = bucket.place(row.clone()).unwrap();
+                let (ordinal, _) = bucket.put_row(row.clone()).unwrap();
                 bucket.revert(Change { bucket: "b".into(), ordinal, old: None, new: Some(row) });
             }
             assert!(candidates(&bucket, 77_777) <= 2);

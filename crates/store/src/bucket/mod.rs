@@ -1,6 +1,6 @@
 //! A bucket at one moment: its records and their indexes, in persistent maps.
 //!
-//! A clone shares everything and costs a few words, so the writer changes its own clone while readers keep the published one.
+//! A clone shares all data and costs a few words, so the writer changes its own clone while readers use the published one.
 //! Every record has an *ordinal*, its number in insertion order, which it keeps when it is updated or overwritten. Indexes map
 //! values to ordinals, and ordinals map to records.
 
@@ -25,8 +25,8 @@ use crate::{Change, Field, Row, Value};
 /// The number of a record in insertion order.
 pub(crate) type Ordinal = u64;
 
-/// The largest number that is generated. Numbers are 64-bit floats, which do not represent every larger integer.
-pub(crate) const LAST_NUMBER: u64 = (1 << 53) - 1;
+/// The largest generated number. Numbers are 64-bit floats, which cannot represent every larger integer.
+pub(crate) const MAX_GENERATED_NUMBER: u64 = (1 << 53) - 1;
 
 /// A bucket at one moment.
 #[derive(Debug, Clone)]
@@ -45,13 +45,13 @@ pub struct Bucket {
     /// The largest autoincrement number that was generated or stored. Deleting its record does not lower it.
     counter: u64,
     identity: BucketIdentity,
-    next: Ordinal,
+    next_ordinal: Ordinal,
     /// The memory of all rows.
     bytes: usize,
 }
 
-/// Identifies a bucket. It stays the same when records or the definition change, and differs from that of an earlier or later
-/// bucket with the same name.
+/// The identity of a bucket. It stays the same when records or the definition change. An earlier or later bucket with the same name
+/// has another identity.
 #[derive(Debug, Clone, Default)]
 pub struct BucketIdentity(Arc<()>);
 
@@ -79,7 +79,7 @@ pub(crate) struct Index {
 pub struct NotUnique {
     /// The field.
     pub field: String,
-    /// The value that both have.
+    /// The duplicate value.
     pub value: Json,
 }
 
@@ -96,12 +96,12 @@ impl Index {
         self.is_unique
     }
 
-    /// Returns whether the index has exactly this field.
-    fn is_of(&self, name: &str) -> bool {
+    /// Returns whether this is the only field of the index.
+    fn is_only_on(&self, name: &str) -> bool {
         matches!(&*self.fields, [only] if only.name() == name)
     }
 
-    /// Returns whether this field is the first one.
+    /// Returns whether this is the first field of the index.
     fn begins_with(&self, name: &str) -> bool {
         self.fields.first().is_some_and(|first| first.name() == name)
     }
@@ -125,11 +125,11 @@ impl Index {
         key: &IndexKey,
         ordinal: Ordinal,
     ) -> impl DoubleEndedIterator<Item = Ordinal> + use<'a> {
-        let behind = (Bound::Excluded((key.clone(), ordinal)), Bound::Unbounded);
-        self.entries.range(behind).map(|(_, ordinal)| *ordinal)
+        let after = (Bound::Excluded((key.clone(), ordinal)), Bound::Unbounded);
+        self.entries.range(after).map(|(_, ordinal)| *ordinal)
     }
 
-    /// Returns the entries from a key until another one, in the order of the index.
+    /// Returns the entries with keys from `from` to before `until`, in the order of the index.
     pub(crate) fn entries<'a>(
         &'a self,
         from: &IndexKey,
@@ -142,7 +142,7 @@ impl Index {
         self.entries.range((Bound::Included((from.clone(), 0)), until))
     }
 
-    /// Returns the ordinals from a key until another one, in the order of the index.
+    /// Returns the ordinals of the entries with keys from `from` to before `until`, in the order of the index.
     pub(crate) fn range<'a>(
         &'a self,
         from: &IndexKey,
@@ -165,11 +165,11 @@ impl Bucket {
                 indexes.push(Index::new(std::slice::from_ref(name), true));
             }
         }
-        // A bucket that is paged by key needs an index of the keys, even if none is declared.
-        if definition.ordered && !indexes.iter().any(|index| index.is_of(&definition.key)) {
+        // A bucket that is paged in key order needs an index of its keys, even if none is declared.
+        if definition.ordered && !indexes.iter().any(|index| index.is_only_on(&definition.key)) {
             indexes.push(Index::new(std::slice::from_ref(&definition.key), false));
         }
-        // Fields with references are indexed, so that the deletion of a record finds the records that refer to it without a scan.
+        // Reference fields are indexed, so that a deletion finds the referring records without a scan.
         for (name, _) in definition.fields.iter().filter(|(_, rule)| rule.reference.is_some()) {
             if *name != definition.key && !indexes.iter().any(|index| index.begins_with(name)) {
                 indexes.push(Index::new(std::slice::from_ref(name), false));
@@ -186,7 +186,7 @@ impl Bucket {
             owners: None,
             counter: 0,
             identity: BucketIdentity::default(),
-            next: 0,
+            next_ordinal: 0,
             bytes: 0,
         }
     }
@@ -220,7 +220,7 @@ impl Bucket {
         Arc::clone(&self.definition)
     }
 
-    /// Returns the identity of the bucket, which all its states share.
+    /// Returns the identity of the bucket, which is the same in all states.
     pub fn identity(&self) -> BucketIdentity {
         self.identity.clone()
     }
@@ -253,7 +253,7 @@ impl Bucket {
     /// Returns the record with this key, if it exists and has not expired. `now` is called only if the bucket has records that expire.
     pub fn record(&self, key: &Json, now: impl FnOnce() -> u64) -> Option<&Row> {
         let row = Value::of_json(key).and_then(|key| self.get(&key));
-        row.filter(|row| !self.expires() || self.is_live(row, now()))
+        row.filter(|row| !self.has_expiring_records() || self.is_live(row, now()))
     }
 
     /// Returns all records in insertion order, expired ones included.
@@ -298,9 +298,9 @@ impl Bucket {
         &self.key
     }
 
-    /// Generates the next autoincrement number, which no record has. Returns `None` if the largest number is in use.
+    /// Generates the next autoincrement number, which no record has. Returns `None` if the counter has reached the largest number.
     pub(crate) fn next_number(&mut self) -> Option<u64> {
-        self.counter = self.counter.checked_add(1).filter(|next| *next <= LAST_NUMBER)?;
+        self.counter = self.counter.checked_add(1).filter(|next| *next <= MAX_GENERATED_NUMBER)?;
         Some(self.counter)
     }
 
@@ -329,26 +329,26 @@ impl Bucket {
     }
 
     fn find_hashed(&self, key: &IndexKey, hash: KeyHash) -> Option<(Ordinal, &Row)> {
-        let mut alike = self.keys.find(hash).filter_map(|ordinal| Some((ordinal, self.rows.get(ordinal)?)));
-        alike.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)
+        let mut candidates = self.keys.find(hash).filter_map(|ordinal| Some((ordinal, self.rows.get(ordinal)?)));
+        candidates.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)
     }
 
     /// Returns whether the bucket has records that expire.
-    pub(crate) fn expires(&self) -> bool {
+    pub(crate) fn has_expiring_records(&self) -> bool {
         !self.expiries.is_empty()
     }
 
     /// Returns the index of the keys, if records are paged in key order.
     pub(crate) fn key_order(&self) -> Option<&Index> {
-        self.indexes.iter().find(|index| self.definition.ordered && index.is_of(self.key.name()))
+        self.indexes.iter().find(|index| self.definition.ordered && index.is_only_on(self.key.name()))
     }
 
     pub(crate) fn row(&self, ordinal: Ordinal) -> Option<&Row> {
         self.rows.get(ordinal)
     }
 
-    /// Returns the records whose field has this value, in the order of an index. The field must have a reference, because all such
-    /// fields are indexed.
+    /// Returns the records whose field has this value, in the order of an index. The field must be a reference field, because only
+    /// reference fields are certain to have an index.
     pub(crate) fn referring(&self, field: &Field, value: &Value<'_>) -> impl Iterator<Item = (Ordinal, &Row)> {
         let key = IndexKey::of(Some(value));
         let is_key = *field == self.key;
@@ -364,19 +364,19 @@ impl Bucket {
         &self.indexes
     }
 
-    /// Like [`place`](Self::place), without the ordinal.
+    /// Like [`put_row`](Self::put_row), without the ordinal.
     #[cfg(test)]
     pub(crate) fn put(&mut self, row: Row) -> Result<Option<Row>, NotUnique> {
-        self.place(row).map(|(_, before)| before)
+        self.put_row(row).map(|(_, before)| before)
     }
 
-    /// Stores a record, which replaces the one with the same key or is appended. Returns its ordinal and the replaced record.
-    pub(crate) fn place(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
+    /// Stores a record: replaces the record with the same key, or appends the record. Returns its ordinal and the replaced record.
+    pub(crate) fn put_row(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
         let key = IndexKey::of(row.get(&self.key).as_ref());
         let hash = KeyHash::of(&key);
         let (known, before) = self.find_hashed(&key, hash).map(|(ordinal, before)| (ordinal, before.clone())).unzip();
         self.check_unique(&row, known)?;
-        let ordinal = known.unwrap_or(self.next);
+        let ordinal = known.unwrap_or(self.next_ordinal);
         for index in &mut self.indexes {
             let entry = (index.key(&row), ordinal);
             if let Some(before) = &before {
@@ -396,7 +396,7 @@ impl Bucket {
         self.rows.insert(ordinal, row);
         if known.is_none() {
             self.add_key(hash, ordinal);
-            self.next += 1;
+            self.next_ordinal += 1;
         }
         Ok((ordinal, before))
     }
@@ -405,32 +405,33 @@ impl Bucket {
     pub(crate) fn clear(&mut self) {
         let empty = Self::new(Arc::clone(&self.definition));
         let owners = self.owners.as_ref().map(Owners::emptied);
-        *self = Self { owners, counter: self.counter, identity: self.identity(), next: self.next, ..empty };
+        *self =
+            Self { owners, counter: self.counter, identity: self.identity(), next_ordinal: self.next_ordinal, ..empty };
     }
 
     /// Returns a bucket with the same records and another definition.
     pub(crate) fn redefine(&self, definition: Arc<BucketDefinition>) -> Result<Self, NotUnique> {
         let mut bucket = Self { counter: self.counter, identity: self.identity(), ..Self::new(definition) };
         for (ordinal, row) in self.entries() {
-            bucket.next = ordinal;
-            bucket.place(row.clone())?;
+            bucket.next_ordinal = ordinal;
+            bucket.put_row(row.clone())?;
         }
-        bucket.next = self.next;
+        bucket.next_ordinal = self.next_ordinal;
         Ok(bucket)
     }
 
-    /// Like [`take`](Self::take), without the ordinal.
+    /// Like [`remove_row`](Self::remove_row), without the ordinal.
     #[cfg(test)]
     pub(crate) fn remove(&mut self, key: &Value<'_>) -> Option<Row> {
-        self.take(key).map(|(_, row)| row)
+        self.remove_row(key).map(|(_, row)| row)
     }
 
-    /// Removes the record with this key. Returns it and its ordinal.
-    pub(crate) fn take(&mut self, key: &Value<'_>) -> Option<(Ordinal, Row)> {
-        self.take_key(&IndexKey::of(Some(key)))
+    /// Removes the record with this key. Returns the record and its ordinal.
+    pub(crate) fn remove_row(&mut self, key: &Value<'_>) -> Option<(Ordinal, Row)> {
+        self.remove_key(&IndexKey::of(Some(key)))
     }
 
-    pub(crate) fn take_key(&mut self, key: &IndexKey) -> Option<(Ordinal, Row)> {
+    pub(crate) fn remove_key(&mut self, key: &IndexKey) -> Option<(Ordinal, Row)> {
         let hash = KeyHash::of(key);
         let (ordinal, _) = self.find_hashed(key, hash)?;
         let row = self.rows.remove(ordinal)?;
@@ -452,17 +453,20 @@ impl Bucket {
         match (old, new) {
             (None, Some(new)) => {
                 let key = IndexKey::of(new.get(&self.key).as_ref());
-                self.take_key(&key);
-                self.next = ordinal;
+                self.remove_key(&key);
+                self.next_ordinal = ordinal;
             }
             (Some(old), new) => {
-                let next = self.next;
+                let next = self.next_ordinal;
                 if new.is_none() {
-                    self.next = ordinal;
+                    self.next_ordinal = ordinal;
                 }
-                let reverted = self.place(old);
-                debug_assert!(reverted.is_ok_and(|(reverted, _)| reverted == ordinal), "the record was there before");
-                self.next = next;
+                let reverted = self.put_row(old);
+                debug_assert!(
+                    reverted.is_ok_and(|(reverted, _)| reverted == ordinal),
+                    "a restored record has its ordinal"
+                );
+                self.next_ordinal = next;
             }
             (None, None) => {}
         }
@@ -472,8 +476,8 @@ impl Bucket {
     fn add_key(&mut self, hash: KeyHash, ordinal: Ordinal) {
         if !self.keys.insert(hash, ordinal) {
             self.keys = self.keys.grown(self.rows.len(), self.key_entries());
-            let is_entered = self.keys.insert(hash, ordinal);
-            debug_assert!(is_entered, "the table has grown");
+            let is_inserted = self.keys.insert(hash, ordinal);
+            debug_assert!(is_inserted, "the table has grown");
         }
     }
 
@@ -497,7 +501,7 @@ impl Bucket {
             self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
         let numbers = counted.filter_map(|(name, _)| integer(row, &Field::new(name)));
         // Larger numbers are never generated, so they cannot collide with a generated one.
-        for number in numbers.filter(|number| *number <= LAST_NUMBER) {
+        for number in numbers.filter(|number| *number <= MAX_GENERATED_NUMBER) {
             self.counter = self.counter.max(number);
         }
     }
@@ -539,7 +543,7 @@ static CREATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_createdAt"));
 /// Returns the value of a field as an unsigned integer.
 fn integer(row: &Row, field: &Field) -> Option<u64> {
     let Some(Value::Number(number)) = row.get(field) else { return None };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of a float saturates")]
     let whole = number as u64;
     Some(whole)
 }
@@ -632,7 +636,7 @@ mod tests {
         });
         let bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
         let firsts: Vec<&str> = bucket.indexes().iter().map(|index| index.fields()[0].name()).collect();
-        assert_eq!(firsts, ["b", "a"], "the key needs none");
+        assert_eq!(firsts, ["b", "a"], "the key needs no index");
         assert_eq!(bucket.definition().index_count(), 1, "internal indexes are not counted");
     }
 

@@ -1,4 +1,4 @@
-//! An index of records by owner: the number and the size of the records of each owner, and its oldest record.
+//! An index of records by owner: the number, the memory and the oldest of the records of each owner.
 //!
 //! Quotas and evictions use it instead of scanning records. Each operation takes logarithmic time. All maps are persistent, so a
 //! clone shares them. The index is rebuilt when a store is opened.
@@ -17,8 +17,8 @@ pub(super) struct Owners {
     owner_of: fn(&Row) -> Arc<str>,
     records: OrdSet<(Arc<str>, Ordinal)>,
     usage: OrdMap<Arc<str>, Usage>,
-    /// Owners by number of records and by bytes, each represented by its oldest record. Of equal owners, the one with the older
-    /// record is the greater.
+    /// The oldest record of each owner, ordered by the number of records and by the bytes of the owner. Of two owners with equal
+    /// usage, the owner with the older record sorts last.
     by_records: OrdSet<(usize, Reverse<Ordinal>)>,
     by_bytes: OrdSet<(usize, Reverse<Ordinal>)>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Owners {
 pub(crate) struct Usage {
     pub(crate) records: usize,
     pub(crate) bytes: usize,
-    /// The oldest record. `None` if there are no records.
+    /// The oldest record. `None` if the owner has no records.
     pub(crate) oldest: Option<Ordinal>,
 }
 

@@ -29,7 +29,7 @@ enum Node {
     Leaf(Arc<[Option<Row>; WIDTH]>),
 }
 
-/// Returns the index of the child with this ordinal, in a node at this height above the leaves.
+/// Returns the index of the child for this ordinal, in a node at this height above the leaves.
 fn child(ordinal: Ordinal, height: u32) -> usize {
     // The mask makes it less than the width, so the conversion cannot fail.
     usize::try_from(ordinal.checked_shr(height * BITS).unwrap_or(0) & (WIDTH as u64 - 1)).unwrap_or(0)
@@ -177,14 +177,14 @@ fn seek(node: &Node, ordinal: Ordinal, height: u32, is_forward: bool) -> Option<
 #[derive(Debug, Clone)]
 pub(crate) struct Iter<'a> {
     rows: &'a Rows,
-    /// The ordinals that are left.
+    /// The remaining ordinals.
     range: Range<Ordinal>,
     front: Option<(Ordinal, &'a [Option<Row>; WIDTH])>,
     back: Option<(Ordinal, &'a [Option<Row>; WIDTH])>,
 }
 
 /// Returns the entry of an ordinal, if it is in this leaf.
-fn within(leaf: Option<(Ordinal, &[Option<Row>; WIDTH])>, ordinal: Ordinal) -> Option<&Option<Row>> {
+fn entry_in(leaf: Option<(Ordinal, &[Option<Row>; WIDTH])>, ordinal: Ordinal) -> Option<&Option<Row>> {
     let (start, rows) = leaf?;
     rows.get(usize::try_from(ordinal.checked_sub(start)?).ok()?)
 }
@@ -195,7 +195,7 @@ impl<'a> Iterator for Iter<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         while !self.range.is_empty() {
             let ordinal = self.range.start;
-            let Some(found) = within(self.front, ordinal) else {
+            let Some(found) = entry_in(self.front, ordinal) else {
                 self.front = Some(self.rows.seek(ordinal, true)?);
                 self.range.start = ordinal.max(self.front?.0);
                 continue;
@@ -215,7 +215,7 @@ impl DoubleEndedIterator for Iter<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
         while !self.range.is_empty() {
             let ordinal = self.range.end - 1;
-            let Some(found) = within(self.back, ordinal) else {
+            let Some(found) = entry_in(self.back, ordinal) else {
                 self.back = Some(self.rows.seek(ordinal, false)?);
                 self.range.end = self.range.end.min(self.back?.0 + WIDTH as u64);
                 continue;
@@ -256,8 +256,8 @@ mod tests {
             let (mut rows, mut model) = (Rows::default(), BTreeMap::new());
             let mut cloned = None;
             for (step, (ordinal, is_insert)) in steps.into_iter().enumerate() {
-            if step == clone_at {
-            cloned = Some((rows.clone(), model.clone()));
+                if step == clone_at {
+                    cloned = Some((rows.clone(), model.clone()));
                 }
                 if is_insert {
                     prop_assert_eq!(rows.insert(ordinal, row(ordinal)), model.insert(ordinal, row(ordinal)));

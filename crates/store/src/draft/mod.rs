@@ -16,12 +16,12 @@ use serde_json::{Map, Value as Json, json};
 
 pub use self::references::ReferenceFilter;
 pub(crate) use self::sweep::Sweep;
-use crate::bucket::LAST_NUMBER;
+use crate::bucket::MAX_GENERATED_NUMBER;
 use crate::check::Issue;
 use crate::query::{Budget, Exceeded};
 use crate::record::members;
 use crate::schema::{Generated, NotUnique, ValidationError};
-use crate::{Answer, Bucket, Field, Filter, IntoRecord, Limits, Query, Row, RowError, State, StoreError, Value};
+use crate::{Bucket, Field, Filter, IntoRecord, Limits, Query, QueryOutput, Row, RowError, State, StoreError, Value};
 
 const VERSION: &str = "_version";
 const CREATED_AT: &str = "_createdAt";
@@ -42,7 +42,7 @@ pub struct Change {
     pub new: Option<Row>,
 }
 
-/// A saved state, with the lengths of the lists at that time.
+/// A saved state, and the lengths of [`Draft::changes`] and [`Draft::counters`] when it was saved.
 #[derive(Debug, Clone)]
 struct SavedState {
     changes: usize,
@@ -59,7 +59,7 @@ struct RaisedCounter {
     is_generated: bool,
 }
 
-/// A point in a draft to which it can be rolled back.
+/// A point to which a draft can be rolled back: the lengths of its lists.
 #[derive(Debug, Clone, Copy, Default)]
 struct Savepoint {
     changes: usize,
@@ -74,7 +74,7 @@ pub struct Draft {
     changes: Vec<Change>,
     /// Ranges of the changes that clear a bucket.
     cleared: Vec<Range<usize>>,
-    /// Raised counters, so that a number supplied by a caller counts only if the record is stored.
+    /// Raised counters, which are reset on rollback: a number that a caller supplied counts only if its record is stored.
     counters: Vec<RaisedCounter>,
     /// States saved before operations that are not undone change by change.
     saved: Vec<SavedState>,
@@ -82,11 +82,11 @@ pub struct Draft {
     is_changing: bool,
     now: u64,
     limits: Limits,
-    /// The bytes of all records before the changes.
+    /// The memory of all records before the changes.
     bytes_before: usize,
-    /// The filter of records that can be read and written. `None` means all.
-    guard: Option<Filter>,
-    /// The filter of records that can be referenced. `None` means all.
+    /// The filter that records must match to be read or written. `None` permits all records.
+    row_filter: Option<Filter>,
+    /// The filter of the records that can be referenced. `None` permits all records.
     references: Option<ReferenceFilter>,
     /// Whether names refer to system buckets.
     is_system: bool,
@@ -107,7 +107,7 @@ impl Draft {
             is_changing: false,
             now,
             limits: Limits::default(),
-            guard: None,
+            row_filter: None,
             references: None,
             is_system: false,
             read_work: Cell::new(0),
@@ -165,9 +165,9 @@ impl Draft {
         std::mem::take(&mut self.changes)
     }
 
-    /// Undoes all changes after a failure or panic. Returns whether that was possible.
+    /// Undoes all changes after a failure or panic. Returns false if a panic has left the state inconsistent.
     pub(crate) fn roll_back(&mut self) -> bool {
-        (self.guard, self.references) = (None, None);
+        (self.row_filter, self.references) = (None, None);
         self.is_system = false;
         if !self.is_changing {
             self.revert(Savepoint::default());
@@ -186,7 +186,7 @@ impl Draft {
         done
     }
 
-    /// Undoes everything after the savepoint.
+    /// Undoes all changes after the savepoint.
     fn revert(&mut self, savepoint: Savepoint) {
         self.is_changing = true;
         let generated = self.counters[savepoint.counters..].iter().filter(|raised| raised.is_generated);
@@ -201,19 +201,19 @@ impl Draft {
             && let Some(change) = self.changes.pop()
         {
             let name = Arc::clone(&change.bucket);
-            // A bucket that no longer exists has nothing to undo.
-            let _ = self.state.change(&name, |bucket| bucket.revert(change));
+            // The bucket may no longer exist. Then there is nothing to undo.
+            let _ = self.state.change_bucket(&name, |bucket| bucket.revert(change));
         }
         for raised in self.counters.drain(savepoint.counters..).rev() {
-            let _ = self.state.change(&raised.bucket, |bucket| bucket.reset_counter(raised.before));
+            let _ = self.state.change_bucket(&raised.bucket, |bucket| bucket.reset_counter(raised.before));
         }
         for bucket in generated {
-            let _ = self.state.change(&bucket, Bucket::next_number);
+            let _ = self.state.change_bucket(&bucket, Bucket::next_number);
         }
         self.is_changing = false;
     }
 
-    /// Changes the state in a way that is not undone record by record: definitions, or all records of a bucket.
+    /// Changes definitions, or all records of a bucket. The state is saved before, because this is not undone change by change.
     pub(crate) fn restructure(&mut self, work: impl FnOnce(&mut State)) {
         let (changes, counters) = (self.changes.len(), self.counters.len());
         self.saved.push(SavedState { changes, counters, state: self.state.clone() });
@@ -225,32 +225,32 @@ impl Draft {
     /// Runs `work` with access only to records that match a filter. Reads, updates and deletes do not find other records, and a
     /// written record must match before and after the write. An insert with the key of a hidden record fails like a duplicate
     /// unique value: see [`StoreError::NotUnique`]. The `onDelete` actions are not restricted by the filter.
-    pub fn guarded<T>(&mut self, guard: &Filter, work: impl FnOnce(&mut Self) -> T) -> T {
-        let narrower = match &self.guard {
-            Some(outer) => outer.clone().and(guard.clone()),
-            None => guard.clone(),
+    pub fn with_row_filter<T>(&mut self, filter: &Filter, work: impl FnOnce(&mut Self) -> T) -> T {
+        let narrower = match &self.row_filter {
+            Some(outer) => outer.clone().and(filter.clone()),
+            None => filter.clone(),
         };
-        let outer = self.guard.replace(narrower);
+        let outer = self.row_filter.replace(narrower);
         let done = work(self);
-        self.guard = outer;
+        self.row_filter = outer;
         done
     }
 
     /// Runs `work` with a filter on the targets of new references. Records that do not match cannot be referenced.
-    pub fn referring_to<T>(&mut self, references: &ReferenceFilter, work: impl FnOnce(&mut Self) -> T) -> T {
-        let outer = self.references.replace(references.clone());
+    pub fn with_reference_filter<T>(&mut self, filter: &ReferenceFilter, work: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.references.replace(filter.clone());
         let done = work(self);
         self.references = outer;
         done
     }
 
-    /// Runs `work` with access to system buckets: inside, reads and writes of records use only the system buckets that the program
-    /// has declared. A [guard](Self::guarded) or [reference filter](Self::referring_to) has no effect there. Definitions still apply
-    /// to ordinary buckets.
+    /// Runs `work` with access to system buckets. Inside `work`, reads and writes of records use only the system buckets that the
+    /// program has declared, and an outer [row filter](Self::with_row_filter) or [reference filter](Self::with_reference_filter) has
+    /// no effect. Definitions still apply to ordinary buckets.
     pub fn system<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        let outer = (std::mem::replace(&mut self.is_system, true), self.guard.take(), self.references.take());
+        let outer = (std::mem::replace(&mut self.is_system, true), self.row_filter.take(), self.references.take());
         let done = work(self);
-        (self.is_system, self.guard, self.references) = outer;
+        (self.is_system, self.row_filter, self.references) = outer;
         done
     }
 
@@ -261,12 +261,12 @@ impl Draft {
 
     /// Returns the record with this key, if it exists and is visible.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
-        Ok(self.live(bucket, key)?.filter(|row| self.is_visible(row)))
+        Ok(self.live_record(bucket, key)?.filter(|row| self.is_visible(row)))
     }
 
     /// Returns the result of a query. All reads of one write together are limited by [`Limits::max_transaction_read`].
-    pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
-        self.read(query, |query, bucket, budget| query.answer(bucket, self.now, budget))
+    pub fn query(&self, query: &Query) -> Result<QueryOutput, StoreError> {
+        self.read(query, |query, bucket, budget| query.evaluate(bucket, self.now, budget))
     }
 
     /// Returns the records of the result of a query, in its order.
@@ -279,14 +279,14 @@ impl Draft {
         self.read(query, |query, bucket, budget| query.count(bucket, self.now, budget))
     }
 
-    /// Runs a read with the rest of the budget of this write.
+    /// Runs a read within the remaining read budget of this write.
     fn read<'a, T>(
         &'a self,
         query: &Query,
         read: impl FnOnce(&Query, &'a Bucket, &Budget) -> Result<T, Exceeded>,
     ) -> Result<T, StoreError> {
         let bucket = self.bucket(&query.bucket)?;
-        let restricted = self.guard.as_ref().map(|guard| query.clone().restrict(guard));
+        let restricted = self.row_filter.as_ref().map(|filter| query.clone().restrict(filter));
         let query = restricted.as_ref().unwrap_or(query);
         let limit = self.limits.max_transaction_read;
         let max_work = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
@@ -314,10 +314,10 @@ impl Draft {
         self.read_work.set(0);
     }
 
-    /// Inserts a record, or replaces the one with the same key.
+    /// Inserts a record, or replaces the record with the same key.
     pub fn insert(&mut self, bucket: &str, record: impl IntoRecord) -> Result<Row, StoreError> {
         let record = members(record, bucket)?;
-        self.atomically(|draft| draft.insert_now(bucket, record))
+        self.atomically(|draft| draft.insert_inner(bucket, record))
     }
 
     /// Inserts all of these records, or none. The error has the index of the rejected record: see [`StoreError::Record`].
@@ -329,7 +329,7 @@ impl Draft {
         self.bucket(bucket)?;
         self.atomically(|draft| {
             let insert = |(index, record)| {
-                let inserted = members(record, bucket).and_then(|record| draft.insert_now(bucket, record));
+                let inserted = members(record, bucket).and_then(|record| draft.insert_inner(bucket, record));
                 inserted.map_err(|source| StoreError::Record { index, source: Box::new(source) })
             };
             records.into_iter().enumerate().map(insert).collect()
@@ -345,18 +345,18 @@ impl Draft {
         version: Option<u64>,
     ) -> Result<Row, StoreError> {
         let patch = members(patch, bucket)?;
-        self.atomically(|draft| draft.update_now(bucket, key, patch, version))
+        self.atomically(|draft| draft.update_inner(bucket, key, patch, version))
     }
 
-    /// Merges a record into the one with the same key, or inserts it.
+    /// Merges a record into the record with the same key, or inserts it if there is none.
     pub fn upsert(&mut self, bucket: &str, record: impl IntoRecord) -> Result<Row, StoreError> {
         let record = members(record, bucket)?;
         self.atomically(|draft| {
             let key = record.get(&draft.bucket(bucket)?.definition().key).cloned().unwrap_or_default();
             if draft.get(bucket, &key)?.is_some() {
-                draft.update_now(bucket, &key, record, None)
+                draft.update_inner(bucket, &key, record, None)
             } else {
-                draft.insert_now(bucket, record)
+                draft.insert_inner(bucket, record)
             }
         })
     }
@@ -365,24 +365,24 @@ impl Draft {
     pub fn delete(&mut self, bucket: &str, key: &Json, version: Option<u64>) -> Result<bool, StoreError> {
         let Some(row) = self.get(bucket, key)?.cloned() else { return Ok(false) };
         expect_version(bucket, key, &row, version)?;
-        self.atomically(|draft| draft.delete_now(bucket, row))?;
+        self.atomically(|draft| draft.delete_row(bucket, row))?;
         Ok(true)
     }
 
     /// Deletes all records of a bucket.
     pub fn clear(&mut self, name: &str) -> Result<(), StoreError> {
         let bucket = self.bucket(name)?;
-        if self.guard.is_some() || self.is_target(name) {
+        if self.row_filter.is_some() || self.is_target(name) {
             let rows: Vec<Row> = bucket.rows().filter(|row| self.is_visible(row)).cloned().collect();
-            return self.atomically(|draft| draft.delete_all(name, rows));
+            return self.atomically(|draft| draft.delete_rows(name, rows));
         }
-        let name = Arc::clone(self.state.any(name)?.0);
+        let name = Arc::clone(self.state.any_bucket(name)?.0);
         let mut deleted = Vec::with_capacity(bucket.len());
         for (ordinal, row) in bucket.entries() {
             deleted.push(Change { bucket: Arc::clone(&name), ordinal, old: Some(row.clone()), new: None });
         }
         if !deleted.is_empty() {
-            self.restructure(|state| drop(state.change(&name, Bucket::clear)));
+            self.restructure(|state| drop(state.change_bucket(&name, Bucket::clear)));
             self.cleared.push(self.changes.len()..self.changes.len() + deleted.len());
             self.changes.extend(deleted);
         }
@@ -390,7 +390,7 @@ impl Draft {
     }
 
     fn is_visible(&self, row: &Row) -> bool {
-        self.guard.as_ref().is_none_or(|guard| guard.matches(row))
+        self.row_filter.as_ref().is_none_or(|filter| filter.matches(row))
     }
 
     fn expect_visible(&self, bucket: &str, row: &Row) -> Result<(), StoreError> {
@@ -398,7 +398,7 @@ impl Draft {
     }
 
     /// Returns the record with this key, if it exists and has not expired.
-    pub(crate) fn live(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
+    pub(crate) fn live_record(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
         Ok(self.bucket(bucket)?.record(key, || self.now))
     }
 
@@ -426,16 +426,16 @@ impl Draft {
 
     /// Generates an autoincrement number. Returns `None` if the largest number is in use.
     fn next_number(&mut self, name: &str) -> Result<Option<u64>, StoreError> {
-        let (shared, bucket) = self.state.any(name)?;
+        let (shared, bucket) = self.state.any_bucket(name)?;
         let (shared, before) = (Arc::clone(shared), bucket.counter());
-        let number = self.state.change(name, Bucket::next_number)?;
+        let number = self.state.change_bucket(name, Bucket::next_number)?;
         if number.is_some() {
             self.counters.push(RaisedCounter { bucket: shared, before, is_generated: true });
         }
         Ok(number)
     }
 
-    fn insert_now(&mut self, name: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
+    fn insert_inner(&mut self, name: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
         let now = self.now;
         let mut record = self.fill(name, record)?;
         let definition = self.bucket(name)?.definition();
@@ -468,13 +468,13 @@ impl Draft {
         self.put_row(name, row)
     }
 
-    /// Deletes the oldest records until the bucket has capacity for one more. Returns whether records were deleted.
+    /// Deletes the oldest records until the bucket has fewer than `max` records. Returns whether records were deleted.
     fn evict_oldest(&mut self, name: &str, max: usize) -> Result<bool, StoreError> {
         let mut has_deleted = false;
         loop {
             let bucket = self.bucket(name)?;
             let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { return Ok(has_deleted) };
-            self.delete_now(name, oldest)?;
+            self.delete_row(name, oldest)?;
             has_deleted = true;
         }
     }
@@ -497,11 +497,11 @@ impl Draft {
 
     /// Returns the stored record with the same key, expired or not.
     fn existing(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
-        let (_, bucket) = self.state.any(name)?;
+        let (_, bucket) = self.state.any_bucket(name)?;
         Ok(bucket.key_of(row).and_then(|key| bucket.get(&key)))
     }
 
-    fn update_now(
+    fn update_inner(
         &mut self,
         name: &str,
         key: &Json,
@@ -550,11 +550,11 @@ impl Draft {
 
     /// Stores a row without validation.
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
-        let bucket = Arc::clone(self.state.any(name)?.0);
+        let bucket = Arc::clone(self.state.any_bucket(name)?.0);
         self.is_changing = true;
-        let changed = self.state.change(name, |bucket| {
+        let changed = self.state.change_bucket(name, |bucket| {
             let before = bucket.counter();
-            let placed = bucket.place(row.clone());
+            let placed = bucket.put_row(row.clone());
             (placed, before, bucket.counter() > before)
         });
         self.is_changing = false;
@@ -569,9 +569,9 @@ impl Draft {
 
     /// Removes a record. Returns whether it existed.
     pub(crate) fn remove_row(&mut self, name: &str, key: &Value<'_>) -> Result<bool, StoreError> {
-        let bucket = Arc::clone(self.state.any(name)?.0);
+        let bucket = Arc::clone(self.state.any_bucket(name)?.0);
         self.is_changing = true;
-        let taken = self.state.change(name, |bucket| bucket.take(key));
+        let taken = self.state.change_bucket(name, |bucket| bucket.remove_row(key));
         self.is_changing = false;
         let Some((ordinal, old)) = taken? else { return Ok(false) };
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
@@ -584,8 +584,9 @@ fn no_key(field: &str) -> Issue {
 }
 
 fn no_number(bucket: &str, field: &str) -> StoreError {
-    let message =
-        format!("cannot be generated: the largest autoincrement number, {LAST_NUMBER}, is in use; supply a value");
+    let message = format!(
+        "cannot be generated: the largest autoincrement number, {MAX_GENERATED_NUMBER}, is in use; supply a value"
+    );
     let issue = Issue { field: field.to_owned(), message, code: "generated" };
     ValidationError { bucket: bucket.to_owned(), issues: vec![issue] }.into()
 }
@@ -773,8 +774,8 @@ mod tests {
 
     /// Lists all buckets, ordinals, records and index entries. Counters are omitted, because generated numbers are consumed.
     fn everything(state: &State) -> Vec<String> {
-        state.check_accounts();
-        let buckets = state.all().map(|(name, bucket)| {
+        state.check_aggregates();
+        let buckets = state.all_buckets().map(|(name, bucket)| {
             let indexes: Vec<_> = bucket.indexes().iter().map(|index| index.all().collect::<Vec<_>>()).collect();
             let keys: Vec<_> = bucket.rows().map(|row| bucket.get(&bucket.key_of(row).unwrap()) == Some(row)).collect();
             format!("{name} {:?} {indexes:?} {keys:?} {}", bucket.entries().collect::<Vec<_>>(), bucket.bytes())
@@ -799,7 +800,7 @@ mod tests {
             for (kind, id) in before {
                 step(&mut draft, kind, id);
             }
-            // The state is not cloned: copy-on-write would hide a change that is not undone.
+            // The state is not cloned here, because a clone would hide a change that the rollback does not undo.
             let (expected, changes) = (everything(&draft.state), draft.changes.len());
             let failed = draft.atomically(|draft| {
                 for (kind, id) in failing {

@@ -16,8 +16,8 @@ use crate::check::{self, Issue};
 use crate::schema::{OnDelete, ValidationError};
 use crate::{Draft, Field, Filter, Row, StoreError, Value};
 
-/// Restricts the records that a write can reference: maps the name of a bucket to a filter, or to `None` for all of its records.
-/// See [`Draft::referring_to`].
+/// A filter on the records that a write can reference: a function from the name of a bucket to a row filter, or to `None`, which
+/// permits all records of the bucket. See [`Draft::with_reference_filter`].
 #[derive(Clone)]
 pub struct ReferenceFilter(Arc<FilterOf>);
 
@@ -45,20 +45,20 @@ impl fmt::Debug for ReferenceFilter {
 struct IncomingReferences {
     /// The key field of the bucket.
     key: Field,
-    /// The referring buckets and fields, and what a deletion does to their records.
+    /// The referring buckets, the referring fields, and the action when a referenced record is deleted.
     fields: Vec<(Arc<str>, Field, OnDelete)>,
 }
 
 impl Draft {
     /// Deletes a record, and applies `onDelete` to the records that refer to it.
-    pub(super) fn delete_now(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
-        self.delete_all(bucket, vec![row])
+    pub(super) fn delete_row(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
+        self.delete_rows(bucket, vec![row])
     }
 
     /// Deletes records of a bucket, and applies `onDelete` to the records that refer to them. References between the deleted records
     /// do not restrict the deletion.
-    pub(super) fn delete_all(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
-        let name = Arc::clone(self.state.any(bucket)?.0);
+    pub(super) fn delete_rows(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
+        let name = Arc::clone(self.state.any_bucket(bucket)?.0);
         let is_target = self.is_target(&name);
         let mut deleted = Vec::new();
         for row in rows {
@@ -101,9 +101,9 @@ impl Draft {
         Ok(())
     }
 
-    /// Removes the record with the same key, if it still exists. Returns whether it did.
+    /// Removes the record with the same key. Returns whether it still existed.
     fn remove_existing(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
-        match self.state.any(name)?.1.key_of(row) {
+        match self.state.any_bucket(name)?.1.key_of(row) {
             Some(key) => self.remove_row(name, &key),
             None => Ok(false),
         }
@@ -116,7 +116,7 @@ impl Draft {
 
     /// Returns the references to records of this bucket.
     fn incoming_references(&self, target: &str) -> Result<IncomingReferences, StoreError> {
-        let key = self.state.any(target)?.1.key_field().clone();
+        let key = self.state.any_bucket(target)?.1.key_field().clone();
         let mut fields = Vec::new();
         for (name, bucket) in self.state.referring(target) {
             for (field, rule) in &bucket.definition().fields {
@@ -135,7 +135,7 @@ impl Draft {
         field: &Field,
         key: &Value<'_>,
     ) -> Result<impl Iterator<Item = (Ordinal, &Row)>, StoreError> {
-        let bucket = self.state.any(name)?.1;
+        let bucket = self.state.any_bucket(name)?.1;
         Ok(bucket.referring(field, key).filter(|(_, row)| bucket.is_live(row, self.now)))
     }
 
@@ -156,10 +156,10 @@ impl Draft {
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
         // Only this field is validated. The rest of the record is unchanged; it may violate a newer schema, and another field
         // may still refer to the deleted record. Neither prevents the deletion.
-        let definition = self.state.any(name)?.1.definition();
+        let definition = self.state.any_bucket(name)?.1.definition();
         let mut issues = Vec::new();
         if let Some(rule) = definition.rule(field.name()) {
-            check::field(rule, None, field.name(), &mut issues);
+            check::validate_field(rule, None, field.name(), &mut issues);
         }
         if issues.is_empty() && definition.key == field.name() {
             issues.push(no_key(&definition.key));
@@ -170,8 +170,8 @@ impl Draft {
         self.put_row(name, Row::new(&record)?).map(drop)
     }
 
-    /// Checks that the targets of a record's references exist. An unchanged reference is not checked: its target may have expired or
-    /// been lost with a bucket that is not persistent, and the record must remain writable.
+    /// Checks that the targets of a record's references exist. An unchanged reference is not checked: its target may have expired, or
+    /// may have been lost with a bucket that is not persistent, and the record must remain writable.
     pub(super) fn check_references(
         &self,
         name: &str,
@@ -185,12 +185,13 @@ impl Draft {
             let Some(value) = record.get(field).filter(|value| !value.is_null()) else { continue };
             // A record can refer to itself.
             let is_self = reference.bucket == name && Some(value) == record.get(&definition.key);
-            let own = Value::of_json(value);
-            let had = before.and_then(|before| before.get(&Field::new(field)));
-            let is_unchanged = own.zip(had).is_some_and(|(own, had)| own.strictly_equals(&had));
+            let new = Value::of_json(value);
+            let old = before.and_then(|before| before.get(&Field::new(field)));
+            let is_unchanged = new.zip(old).is_some_and(|(new, old)| new.strictly_equals(&old));
             let may_refer =
                 |row: &Row| self.references.as_ref().is_none_or(|filter| filter.matches(&reference.bucket, row));
-            let is_missing = || self.live(&reference.bucket, value).is_ok_and(|found| !found.is_some_and(may_refer));
+            let is_missing =
+                || self.live_record(&reference.bucket, value).is_ok_and(|found| !found.is_some_and(may_refer));
             if !is_self && !is_unchanged && is_missing() {
                 let message = format!("references {value}, which does not exist in bucket \"{}\"", reference.bucket);
                 issues.push(Issue { field: field.clone(), message, code: "ref" });
@@ -213,7 +214,7 @@ mod tests {
         store.insert_many(bucket, records).wait().unwrap();
     }
 
-    /// Runs `work` and returns the number of records that the writer reads meanwhile.
+    /// Runs `work`. Returns the number of records that the writer reads meanwhile.
     fn examined(store: &Store, work: impl FnOnce(&Store)) -> usize {
         let total = || store.write(|_| Ok(examined::total())).wait().unwrap();
         let before = total();
@@ -251,7 +252,7 @@ mod tests {
         store.update_bucket("referring", json!({"addFields": {"target": reference}})).wait().unwrap();
     }
 
-    fn delete_all(store: &Store) {
+    fn delete_targets(store: &Store) {
         for id in 0..DELETED {
             // Deletions with `restrict` are rejected.
             let deleted = store.delete("targets", json!(id), None).wait();
@@ -265,7 +266,7 @@ mod tests {
             for (on_delete, left) in [("cascade", 1000), ("set_null", 1010), ("restrict", 1010)] {
                 let store = Store::memory(StoreOptions::default());
                 filled(&store, on_delete, 1000, define);
-                let examined = examined(&store, delete_all);
+                let examined = examined(&store, delete_targets);
                 assert!(examined < 10 * DELETED, "{on_delete}: {examined} records");
                 assert_eq!(store.stats().buckets[1].records, left, "{on_delete}");
             }
@@ -299,7 +300,7 @@ mod tests {
         filled(&store, "cascade", 1000, without_index);
         store.close().unwrap();
         let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
-        let examined = examined(&store, delete_all);
+        let examined = examined(&store, delete_targets);
         assert!(examined < 10 * DELETED, "{examined} records");
         assert_eq!(store.stats().buckets[1].records, 1000);
     }

@@ -1,6 +1,7 @@
 //! The interface between an engine and the operating system: files, directories, and a background thread.
 //!
-//! The embedded engine accesses the disk only through it, so tests can substitute a disk that loses power, fills up or fails.
+//! The embedded engine accesses the disk only through this interface, so tests can substitute a disk that loses power, fills up or
+//! fails.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -8,11 +9,11 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::thread;
 
-/// Files in directories.
+/// A disk: files in directories.
 ///
-/// Guarantees that an engine relies on after a power failure: the bytes of a synced file are durable; a directory entry is
+/// An engine relies on these guarantees after a power failure: the bytes of a synced file are durable; a directory entry is
 /// durable once the directory is synced; a rename is atomic; an unsynced write may be present in part, in whole sectors of 512
-/// bytes. After a failed sync the unsynced bytes may be readable until the power fails, and are durable only if they are
+/// bytes. After a failed sync the unsynced bytes may be readable until the power fails, and become durable only if they are
 /// written again and synced.
 pub trait Disk: Send + Sync + 'static {
     /// Creates a directory in an existing one. Does nothing if the directory exists.
@@ -21,7 +22,7 @@ pub trait Disk: Send + Sync + 'static {
     fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn DiskDir>>;
     /// Returns the names in a directory. Names that are not UTF-8 are left out.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
-    /// Takes a lock that ends when it is dropped or the process ends. Returns `None` if the lock is held, by this process or
+    /// Locks a file until the returned lock is dropped or the process ends. Returns `None` if the file is locked, by this process or
     /// another.
     fn lock(&self, file: &Path) -> io::Result<Option<Box<dyn Send + Sync>>>;
     /// Opens a file for reading and writing.
@@ -132,17 +133,17 @@ impl Disk for Files {
     }
 
     fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
-        // Without a thread the work is dropped. The log then makes its next segment inline.
+        // If no thread can be started, the work is dropped, and the log creates its next segment itself.
         let _ = thread::Builder::new().name("store-segment".into()).spawn(work);
     }
 }
 
-/// A lock that ends on drop. Closing the file is not enough: a child process shares it between fork and exec.
+/// A file lock, released on drop. Closing the file is not enough, because a child process shares it between fork and exec.
 struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // If this fails, closing the file ends the lock.
+        // If this fails, closing the file releases the lock.
         let _ = self.0.unlock();
     }
 }

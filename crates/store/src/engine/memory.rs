@@ -1,4 +1,4 @@
-//! The memory engine: it assigns positions and stores nothing.
+//! The memory engine, which assigns positions and stores nothing.
 
 use std::path::Path;
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl Engine for Memory {
         Ok(())
     }
 
-    fn sync_due(&self) -> Option<Instant> {
+    fn sync_deadline(&self) -> Option<Instant> {
         None
     }
 
@@ -50,7 +50,7 @@ impl Engine for Memory {
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
-        Ok(Checkpoint::of_nothing(self.position))
+        Ok(Checkpoint::noop(self.position))
     }
 
     fn backup(&mut self, _: &Path) -> Result<Backup, EngineError> {

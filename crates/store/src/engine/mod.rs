@@ -55,7 +55,7 @@ pub struct WriteSet<'a> {
 }
 
 impl WriteSet<'_> {
-    /// Returns the bytes that the commit takes in a group: see [`Engine::max_group_bytes`].
+    /// Returns the encoded length of the commit in bytes, which counts towards [`Engine::max_group_bytes`].
     pub fn encoded_len(&self) -> usize {
         Self::encoded_len_of(self.writes.iter().copied())
     }
@@ -66,17 +66,17 @@ impl WriteSet<'_> {
     }
 }
 
-/// When a commit is acknowledged.
+/// The point at which a commit is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
     /// After fsync: no acknowledged commit is lost. The default, because all commits of a group share one fsync.
     #[default]
     Always,
-    /// After the write to the log, which is synced after this interval at the latest, provided that [`Engine::sync`] is called
-    /// when [`Engine::sync_due`] is reached. A power failure loses the commits since the last sync.
+    /// After the write to the log. The log is synced within this interval, provided that [`Engine::sync`] is called at the
+    /// [`Engine::sync_deadline`]. A power failure loses the commits since the last sync.
     Interval(Duration),
-    /// After the write to the log. The operating system decides when it reaches the disk.
+    /// After the write to the log. The operating system chooses the time of the write to the disk.
     None,
 }
 
@@ -93,7 +93,7 @@ pub enum LogPressure {
     Full,
 }
 
-/// Counters of an engine since it was opened.
+/// Statistics of an engine: counters since it was opened, and gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct EngineStats {
@@ -105,7 +105,7 @@ pub struct EngineStats {
     pub syncs: u64,
     /// Groups written while the log was longer than its limit.
     pub slowed: u64,
-    /// Groups rejected. Nothing of them was written.
+    /// Groups rejected before anything was written.
     pub refused: u64,
     /// Checkpoints done.
     pub checkpoints: u64,
@@ -117,7 +117,7 @@ pub struct EngineStats {
     pub snapshot_bytes: u64,
 }
 
-/// Why a commit failed, or why its outcome is unknown.
+/// The error of an engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -134,7 +134,7 @@ pub enum EngineError {
         source: io::Error,
     },
     /// An earlier write failed. Nothing was written.
-    #[error("writes are rejected since the disk failed: repair the disk, then reopen")]
+    #[error("writes are rejected because the disk failed during an earlier write: repair the disk, then reopen")]
     Stopped,
     /// The next segment of the log could not be created. Nothing was written, and the next commit tries again.
     ///
@@ -147,7 +147,7 @@ pub enum EngineError {
         /// The error of the disk.
         source: io::Error,
     },
-    /// The log has twice the length at which commits are slowed. Nothing was written.
+    /// The log is longer than twice the length from which commits are slowed down. Nothing was written.
     #[error(
         "the log has {len} bytes, more than the limit of {max}: wait for a checkpoint, or check why checkpoints fail"
     )]
@@ -179,13 +179,13 @@ pub enum EngineError {
     NotPersistent,
 }
 
-/// Storage of commits. Owned by a single writer.
+/// A storage engine: stores commits. It is owned by a single writer.
 pub trait Engine: Send {
     /// Returns the position of the newest commit.
     fn position(&self) -> Position;
 
-    /// Stores commits in this order, with one sync if the durability requires it. Each gets the next sequence. Returns the position
-    /// of the last one. A crash leaves a prefix of complete groups.
+    /// Stores commits in this order, with one sync if the durability requires it. Each commit gets the next sequence. Returns the
+    /// position of the last commit. A crash leaves a prefix of complete groups.
     ///
     /// An error other than [`EngineError::OutcomeUnknown`] means that nothing was written.
     fn commit(&mut self, commits: &[WriteSet<'_>]) -> Result<Position, EngineError>;
@@ -196,9 +196,9 @@ pub trait Engine: Send {
     /// Syncs the log. Does nothing if all commits are durable.
     fn sync(&mut self) -> Result<(), EngineError>;
 
-    /// Returns when [`sync`](Self::sync) must be called at the latest, if there are unsynced commits under
+    /// Returns the latest time at which [`sync`](Self::sync) must be called, if there are unsynced commits under
     /// [`Durability::Interval`].
-    fn sync_due(&self) -> Option<Instant>;
+    fn sync_deadline(&self) -> Option<Instant>;
 
     /// Returns whether the log is long enough for a checkpoint and none is running.
     fn needs_checkpoint(&self) -> bool;
@@ -211,10 +211,10 @@ pub trait Engine: Send {
     /// [runs](Backup::run) it, on any thread, while commits continue.
     fn backup(&mut self, dir: &Path) -> Result<Backup, EngineError>;
 
-    /// Returns whether checkpoints keep up with the log.
+    /// Returns whether the log grows faster than checkpoints shorten it.
     fn log_pressure(&self) -> LogPressure;
 
-    /// Returns the counters of the engine.
+    /// Returns the statistics of the engine.
     fn stats(&self) -> EngineStats;
 
     /// Closes the engine, and logs the clean shutdown. Dropping the engine does the same and ignores errors.

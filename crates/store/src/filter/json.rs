@@ -1,4 +1,4 @@
-//! Filters as JSON: the opposite of parsing.
+//! Conversion of filters to JSON, the inverse of parsing.
 
 use serde_json::{Map, Value as Json, json};
 

@@ -1,9 +1,9 @@
 //! Filters: conditions that a row must match.
 //!
-//! A filter is parsed from JSON and checked once, with all its parameters substituted, and then evaluated for many rows. The
-//! language is the same everywhere: queries, counts, aggregates, transactions, permissions.
+//! A filter is parsed from JSON and checked once, with the values of its parameters, and then evaluated for many rows. Queries,
+//! aggregates, transactions and permissions use the same language.
 
-mod examine;
+mod evaluation;
 mod json;
 mod parameters;
 mod parser;
@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 
 use serde_json::{Number, Value as Json};
 
-use self::examine::Examined;
+use self::evaluation::Evaluation;
 use self::parameters::ParameterSource;
 pub use self::parameters::Parameters;
 use self::parser::Parser;
@@ -86,7 +86,7 @@ impl Comparison {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scalar(Operand);
 
-/// The value of a [`Scalar`], in a third of the memory of [`Json`]: subscriptions keep their filters.
+/// The value of a [`Scalar`]. It takes a third of the memory of [`Json`], because each subscription stores its filter.
 #[derive(Debug, Clone, PartialEq)]
 enum Operand {
     Null,
@@ -128,7 +128,7 @@ impl Scalar {
     }
 }
 
-/// Why JSON is not a filter.
+/// An error in a filter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilterError {
@@ -245,12 +245,12 @@ impl Filter {
         Parser::new(ParameterSource::Values(parameters)).filter(json, "the filter", 0)
     }
 
-    /// Parses a filter with unknown `params`, and puts any value in place of each.
+    /// Parses a filter whose `params` have no values yet. A placeholder replaces each parameter.
     pub(crate) fn template(json: &Json) -> Result<Self, FilterError> {
         Parser::new(ParameterSource::Deferred(&["params"])).filter(json, "the filter", 0)
     }
 
-    /// Checks that JSON is a filter whose parameters have these roots, with any values.
+    /// Checks a filter before its parameters have values. The names of the parameters must begin with one of these roots.
     pub fn check_with(json: &Json, roots: &[&str]) -> Result<(), FilterError> {
         Parser::new(ParameterSource::Deferred(roots)).filter(json, "the filter", 0).map(drop)
     }
@@ -263,14 +263,14 @@ impl Filter {
 
     /// Returns whether a row matches, within a budget.
     pub fn matches_within(&self, row: &Row, budget: &Budget) -> Result<bool, Exceeded> {
-        self.examine(&mut Examined::new(row, budget))
+        self.evaluate(&mut Evaluation::new(row, budget))
     }
 
-    fn examine<'f>(&'f self, row: &mut Examined<'_, 'f>) -> Result<bool, Exceeded> {
+    fn evaluate<'f>(&'f self, row: &mut Evaluation<'_, 'f>) -> Result<bool, Exceeded> {
         match self {
             Self::All(filters) => {
                 for filter in filters {
-                    if !filter.examine(row)? {
+                    if !filter.evaluate(row)? {
                         return Ok(false);
                     }
                 }
@@ -278,7 +278,7 @@ impl Filter {
             }
             Self::Any(filters) => {
                 for filter in filters {
-                    if filter.examine(row)? {
+                    if filter.evaluate(row)? {
                         return Ok(true);
                     }
                 }
@@ -288,7 +288,7 @@ impl Filter {
         }
     }
 
-    /// Returns the number of conditions. `$in` counts as one, because its values are searched by binary search.
+    /// Returns the number of conditions. `$in` counts as one, because it uses binary search.
     pub fn conditions(&self) -> usize {
         match self {
             Self::All(filters) | Self::Any(filters) => filters.iter().map(Self::conditions).sum(),
@@ -315,7 +315,7 @@ impl Filter {
 }
 
 impl Test {
-    /// Returns whether a value passes the test. `None` is the value of an absent field.
+    /// Returns whether a value passes the test. `None` stands for an absent field.
     pub fn passes(&self, value: Option<&Value<'_>>) -> bool {
         let text = || match value {
             Some(Value::String(text)) => Some(&**text),
@@ -348,7 +348,7 @@ mod tests {
         Row::new(json.as_object().unwrap()).unwrap()
     }
 
-    /// Parses a filter of a query whose parameters are not given.
+    /// Parses a filter with an empty set of `params`.
     fn parse(json: &Json) -> Result<Filter, FilterError> {
         Filter::parse_with(json, &Parameters::from(&serde_json::Map::new()))
     }

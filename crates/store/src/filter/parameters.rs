@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::FilterError;
 
-/// The values of parameters, by the root of their names.
+/// The values of parameters, grouped by the root of their names.
 ///
 /// ```
 /// use serde_json::json;
@@ -24,12 +24,12 @@ pub struct Parameters<'a> {
 }
 
 impl<'a> Parameters<'a> {
-    /// Creates an empty set: without roots, braces are plain text.
+    /// Creates a set without roots, with which braces are plain text.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a root and its values. A missing value is an error where it is used. Null is a value, which equals a stored null.
+    /// Adds a root and its values. A filter with a parameter that has no value is rejected. Null is a value, which equals a stored null.
     #[must_use]
     pub fn with(mut self, root: &'a str, values: &'a Map<String, Json>) -> Self {
         self.roots.push((root, values));
@@ -71,7 +71,7 @@ pub(super) enum ParameterSource<'a> {
 }
 
 impl<'a> ParameterSource<'a> {
-    /// Parses a string as a parameter, if there are roots.
+    /// Parses a string as a parameter. Returns `None` if it is not a parameter or there are no roots.
     pub(super) fn path<'t>(&self, text: &'t str) -> Option<ParameterPath<'t>> {
         let has_any = match self {
             Self::Values(Parameters { roots }) => !roots.is_empty(),

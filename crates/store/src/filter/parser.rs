@@ -6,20 +6,21 @@ use super::parameters::ParameterSource;
 use super::{Comparison, Filter, FilterError, Scalar, Scalars, Test};
 use crate::Field;
 
-/// Parses a filter. The same parser checks a template and parses it with values, so that both accept the same filters.
+/// A parser of filters. It checks templates and parses filters with values, so that both accept the same filters.
 pub(super) struct Parser<'a> {
     source: ParameterSource<'a>,
-    /// The number of further conditions that are allowed.
-    left: usize,
+    /// The number of further conditions and operands that are allowed.
+    remaining: usize,
 }
 
 impl<'a> Parser<'a> {
     pub(super) fn new(source: ParameterSource<'a>) -> Self {
-        Self { source, left: Filter::MAX_CONDITIONS }
+        Self { source, remaining: Filter::MAX_CONDITIONS }
     }
 
-    fn spend(&mut self) -> Result<(), FilterError> {
-        self.left = self.left.checked_sub(1).ok_or(FilterError::TooLarge { max: Filter::MAX_CONDITIONS })?;
+    /// Counts a condition or operand. Fails if the filter has too many.
+    fn count_condition(&mut self) -> Result<(), FilterError> {
+        self.remaining = self.remaining.checked_sub(1).ok_or(FilterError::TooLarge { max: Filter::MAX_CONDITIONS })?;
         Ok(())
     }
 
@@ -52,11 +53,11 @@ impl<'a> Parser<'a> {
         at: &str,
         depth: usize,
     ) -> Result<Vec<Filter>, FilterError> {
-        let wrong = || FilterError::Operand { operator, at: at.to_owned(), expected: "a list of filters" };
-        let list = json.as_array().ok_or_else(wrong)?;
+        let invalid = || FilterError::Operand { operator, at: at.to_owned(), expected: "a list of filters" };
+        let list = json.as_array().ok_or_else(invalid)?;
         let mut filters = Vec::with_capacity(list.len().min(16));
         for (index, filter) in list.iter().enumerate() {
-            self.spend()?;
+            self.count_condition()?;
             filters.push(self.filter(filter, &format!("{operator}[{index}]"), depth + 1)?);
         }
         Ok(filters)
@@ -67,12 +68,12 @@ impl<'a> Parser<'a> {
             .as_object()
             .filter(|members| !members.is_empty() && members.keys().all(|operator| operator.starts_with('$')));
         let Some(operators) = operators else {
-            self.spend()?;
+            self.count_condition()?;
             all.push(Filter::Test(Field::new(name), Test::Equal(self.scalar(json)?)));
             return Ok(());
         };
         for (operator, operand) in operators {
-            self.spend()?;
+            self.count_condition()?;
             all.push(Filter::Test(Field::new(name), self.test(name, operator, operand)?));
         }
         Ok(())
@@ -94,11 +95,11 @@ impl<'a> Parser<'a> {
             "$endsWith" => Ok(Test::EndsWith(self.text("$endsWith", field, operand)?)),
             "$exists" => match self.operand(operand, || Json::Bool(true))? {
                 Json::Bool(wanted) => Ok(Test::Exists(wanted)),
-                _ => Err(wrong("$exists", field, "true or false")),
+                _ => Err(invalid_operand("$exists", field, "true or false")),
             },
             "$between" => match <[Scalar; 2]>::try_from(self.scalars("$between", field, operand)?) {
                 Ok([low, high]) => Ok(Test::Between(low, high)),
-                Err(_) => Err(wrong("$between", field, "a list of two values")),
+                Err(_) => Err(invalid_operand("$between", field, "a list of two values")),
             },
             _ => Err(FilterError::UnknownOperator { operator: operator.to_owned(), at: field.to_owned() }),
         }
@@ -107,7 +108,7 @@ impl<'a> Parser<'a> {
     fn text(&self, operator: &'static str, field: &str, operand: &Json) -> Result<String, FilterError> {
         match self.operand(operand, || Json::String(String::new()))? {
             Json::String(text) => Ok(text),
-            _ => Err(wrong(operator, field, "a string")),
+            _ => Err(invalid_operand(operator, field, "a string")),
         }
     }
 
@@ -117,12 +118,12 @@ impl<'a> Parser<'a> {
             Json::Array(list) => (list.clone(), false),
             _ => match self.operand(operand, || Json::Array(vec![Json::Null; 2]))? {
                 Json::Array(list) => (list, true),
-                _ => return Err(wrong(operator, field, "a list of values")),
+                _ => return Err(invalid_operand(operator, field, "a list of values")),
             },
         };
         list.into_iter()
             .map(|value| {
-                self.spend()?;
+                self.count_condition()?;
                 if is_parameter { Ok(Scalar::new(value)) } else { self.scalar(&value) }
             })
             .collect()
@@ -132,7 +133,7 @@ impl<'a> Parser<'a> {
         self.operand(json, || Json::Null).map(Scalar::new)
     }
 
-    /// Returns a value, or the value of a parameter. A deferred parameter gets a placeholder of the right type.
+    /// Returns a literal value, the value of a parameter, or the placeholder for a deferred parameter.
     fn operand(&self, json: &Json, placeholder: impl FnOnce() -> Json) -> Result<Json, FilterError> {
         match json.as_str().and_then(|text| self.source.path(text)) {
             None => Ok(json.clone()),
@@ -141,6 +142,6 @@ impl<'a> Parser<'a> {
     }
 }
 
-fn wrong(operator: &'static str, field: &str, expected: &'static str) -> FilterError {
+fn invalid_operand(operator: &'static str, field: &str, expected: &'static str) -> FilterError {
     FilterError::Operand { operator, at: field.to_owned(), expected }
 }

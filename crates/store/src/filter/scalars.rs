@@ -9,12 +9,12 @@ use crate::query::IndexKey;
 pub struct Scalars {
     /// The values in their original order.
     list: Vec<Scalar>,
-    /// The sorted keys of the values without duplicates, arrays and objects. A long list is searched by them.
+    /// The sorted keys of the values, without duplicates, arrays and objects. A long list is searched by key.
     keys: Vec<IndexKey>,
 }
 
 impl Scalars {
-    /// Up to this length a list is searched linearly, which is faster than creating a key.
+    /// Maximum length of a list that is searched linearly, which is faster than creating a key.
     const MAX_LINEAR_SEARCH: usize = 8;
 
     /// Creates a list.
@@ -36,7 +36,7 @@ impl Scalars {
         &self.keys
     }
 
-    /// Returns whether a value equals one of the list. An absent value does not.
+    /// Returns whether the list has an equal value. An absent value equals none.
     pub fn contains(&self, value: Option<&Value<'_>>) -> bool {
         if self.list.len() <= Self::MAX_LINEAR_SEARCH {
             return self.list.iter().any(|scalar| scalar.equals(value));

@@ -1,7 +1,7 @@
 //! Access paths: ranges of indexes that contain all records which can match a filter.
 //!
-//! An index is usable if the conditions that must all hold fix its first fields, each to one value or a few, and possibly bound
-//! the next one. A disjunction is served by indexes if each alternative is; then the parts of all alternatives are read.
+//! An index is usable if the conditions that must all hold fix its first fields to a few values each, or bound the next field after
+//! them. A disjunction can use indexes if each of its alternatives can; then the ranges of all alternatives are read.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -11,7 +11,7 @@ use crate::filter::{Comparison, Test};
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Field, Filter};
 
-/// Parts of indexes that contain all records which can match.
+/// An access path: parts of indexes that contain all records which can match.
 #[derive(Debug)]
 pub(super) struct Access<'a> {
     parts: Vec<AccessPart<'a>>,
@@ -47,7 +47,7 @@ pub(super) struct Selectivity {
 pub(super) struct Conditions<'f> {
     /// Tests that must all pass.
     tests: Vec<(&'f Field, &'f Test)>,
-    /// Lists of filters, at least one of each must match.
+    /// Lists of filters. At least one filter of each list must match.
     unions: Vec<&'f [Filter]>,
 }
 
@@ -152,8 +152,8 @@ impl<'f> Conditions<'f> {
         self.tests.iter().filter(move |(tested, _)| *tested == field).map(|(_, test)| *test)
     }
 
-    /// Returns whether only these fields are tested.
-    fn are_only_of(&self, fields: &[&Field]) -> bool {
+    /// Returns whether the conditions test only these fields.
+    fn test_only(&self, fields: &[&Field]) -> bool {
         self.unions.is_empty() && self.tests.iter().all(|(field, _)| fields.contains(field))
     }
 
@@ -171,8 +171,8 @@ impl<'f> Conditions<'f> {
         }
     }
 
-    /// Returns a field whose index would serve these conditions and does not exist: preferably one that is fixed to values, otherwise
-    /// one that is bounded.
+    /// Returns a field without an index whose index would serve these conditions: preferably a field that is fixed to values, otherwise
+    /// a bounded field.
     pub(super) fn missing_index(&self, bucket: &Bucket) -> Option<&'f Field> {
         let has_index = |field: &Field| bucket.indexes().iter().any(|index| index.fields().first() == Some(field));
         let fields = || self.tests.iter().filter(|(field, _)| !has_index(field));
@@ -197,6 +197,7 @@ impl<'f> Conditions<'f> {
 /// The sorted keys of the possible values of a field, without duplicates.
 struct Values<'f> {
     keys: Cow<'f, [IndexKey]>,
+    /// Whether every record with one of these keys passes all tests of the field.
     is_exact: bool,
 }
 
@@ -233,22 +234,22 @@ impl Bounds {
         let (from, until) = match test {
             Test::Order(comparison, scalar) => {
                 let value = scalar.value()?;
-                let (least, beyond) = IndexKey::type_range(&value)?;
+                let (start, end) = IndexKey::type_range(&value)?;
                 let at = IndexKey::of(Some(&value));
                 match comparison {
-                    Comparison::Greater => (at.after_prefix()?, beyond),
-                    Comparison::GreaterOrEqual => (at, beyond),
-                    Comparison::Less => (least, at),
-                    Comparison::LessOrEqual => (least, at.after_prefix()?),
+                    Comparison::Greater => (at.after_prefix()?, end),
+                    Comparison::GreaterOrEqual => (at, end),
+                    Comparison::Less => (start, at),
+                    Comparison::LessOrEqual => (start, at.after_prefix()?),
                 }
             }
             Test::Between(low, high) => {
                 let (low, high) = (low.value()?, high.value()?);
                 // If the bounds have different types, the range is empty.
-                let (_, beyond) = IndexKey::type_range(&low)?;
-                let (least, _) = IndexKey::type_range(&high)?;
+                let (_, end) = IndexKey::type_range(&low)?;
+                let (start, _) = IndexKey::type_range(&high)?;
                 let until = IndexKey::of(Some(&high)).after_prefix()?;
-                (IndexKey::of(Some(&low)).max(least), until.min(beyond))
+                (IndexKey::of(Some(&low)).max(start), until.min(end))
             }
             Test::StartsWith(beginning) => {
                 let mut from = IndexKey::new();
@@ -276,7 +277,8 @@ pub(super) const ENTRY_WORK: usize = 32;
 
 struct Planner<'a, 'b> {
     bucket: &'a Bucket,
-    /// The number of further conditions and values to consider: planning a large filter must not take longer than evaluating it.
+    /// The number of further conditions and values to consider, limited so that planning a large filter takes no longer than evaluating
+    /// it.
     steps_left: usize,
     budget: &'b Budget,
     /// The error if the budget is exceeded. Planning stops then.
@@ -299,7 +301,7 @@ impl<'a> Planner<'a, '_> {
         for union in &conditions.unions {
             found.extend(self.by_union(union, conditions));
         }
-        // More parts than records are slower than a scan.
+        // An access path with more parts than records is slower than a scan.
         found.retain(|access| access.parts.len() <= bucket.len());
         found.into_iter().max_by_key(|access| (access.selectivity, access.is_in_order, Reverse(access.parts.len())))
     }
@@ -321,7 +323,7 @@ impl<'a> Planner<'a, '_> {
             parts,
             selectivity: Selectivity { is_unique: true, fixed: 1, is_bounded: false },
             may_overlap: false,
-            is_exact: is_exact && conditions.are_only_of(&[key]),
+            is_exact: is_exact && conditions.test_only(&[key]),
         })
     }
 
@@ -369,11 +371,11 @@ impl<'a> Planner<'a, '_> {
             selectivity,
             may_overlap: false,
             is_in_order,
-            is_exact: is_exact && conditions.are_only_of(&fields),
+            is_exact: is_exact && conditions.test_only(&fields),
         })
     }
 
-    /// Returns the parts for each of these filters, combined with all other conditions.
+    /// Returns an access path with the parts for each of these filters, combined with the tests of `conditions`.
     fn by_union(&mut self, filters: &[Filter], conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let mut all = Access {
             parts: Vec::new(),

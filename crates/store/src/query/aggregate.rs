@@ -112,7 +112,7 @@ impl Aggregate {
         Ok(Self { function, field, group_by })
     }
 
-    /// Returns whether the result is the number of records, which an index can give.
+    /// Returns whether the result is the number of matching records, which an index can provide.
     pub(super) fn is_plain_count(&self) -> bool {
         self.function == AggregateFunction::Count && self.field.is_none() && self.group_by.is_empty()
     }
@@ -143,7 +143,7 @@ impl Aggregate {
         key
     }
 
-    /// Computes the aggregate of these records. `None` is the minimum or maximum of no numbers.
+    /// Computes the aggregate of these records. Returns `None` for the minimum or maximum of no numbers.
     pub(super) fn of<'a>(
         &self,
         rows: impl Iterator<Item = Result<&'a Row, Exceeded>>,
@@ -156,7 +156,7 @@ impl Aggregate {
             }
             return Ok(tally.result(self.function));
         }
-        // In the order of their first records.
+        // Groups are in the order of their first records.
         let mut groups: Vec<(Map<String, Json>, Tally)> = Vec::new();
         let mut indexes = std::collections::HashMap::new();
         for row in rows {

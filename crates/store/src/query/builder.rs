@@ -1,4 +1,4 @@
-//! Queries, and how they are built in code.
+//! Queries and their builder methods.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use super::plan::Scan;
 use crate::query::{Budget, Exceeded};
 use crate::{Aggregate, Bucket, Field, Filter, Row};
 
-/// A query: which records of a bucket, in which order, and which of their fields.
+/// A query on a bucket: a filter, an order, a range and the fields of the records, or an aggregate.
 ///
 /// ```
 /// use serde_json::json;
@@ -27,13 +27,13 @@ use crate::{Aggregate, Bucket, Field, Filter, Row};
 /// # Ok::<(), tidewire_store::query::QueryError>(())
 /// ```
 ///
-/// [`parse`](Self::parse) reads the same from JSON.
+/// [`parse`](Self::parse) parses the same queries from JSON.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Query {
     /// The bucket.
     pub bucket: String,
-    /// The filter that records match. Default: all records.
+    /// The filter that records must match. Default: all records.
     pub filter: Filter,
     /// The fields that records are sorted by. Default: none, which is insertion order.
     pub sort: Vec<(Field, Direction)>,
@@ -70,11 +70,11 @@ impl Query {
         }
     }
 
-    /// Keeps only the records that match a filter. Records must match all filters of a query.
+    /// Adds a filter. Records must match all filters of a query.
     ///
     /// # Errors
     ///
-    /// Fails if the JSON is not a filter. To add a [`Filter`], use [`restrict`](Self::restrict), which does not fail.
+    /// Fails if the filter is invalid. To add a parsed [`Filter`], use [`restrict`](Self::restrict), which does not fail.
     pub fn filter(mut self, filter: impl Borrow<Json>) -> Result<Self, QueryError> {
         self.filter = self.filter.and(Filter::parse(filter.borrow())?);
         Ok(self)
@@ -137,7 +137,7 @@ impl Query {
     }
 
     /// Returns the records that match the filter at that time, in insertion order, with their ordinals, ignoring sort, offset and
-    /// limit. An error is the last item.
+    /// limit. An item is an error if the budget is exceeded; the items after it are unspecified.
     pub fn matches<'a>(
         &'a self,
         bucket: &'a Bucket,
@@ -164,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Answer;
+    use crate::QueryOutput;
     use crate::schema::BucketDefinition;
 
     fn bucket(indexes: &Json, rows: &[Json]) -> Bucket {
@@ -197,9 +197,9 @@ mod tests {
         let bucket = bucket(&json!(["a"]), &rows);
         let own = Filter::parse(&json!({"a": 1})).unwrap();
         let ask = |query: &Json, filter: &Filter| {
-            Query::parse(query).unwrap().restrict(filter).answer(&bucket, 0, &Budget::unlimited()).unwrap()
+            Query::parse(query).unwrap().restrict(filter).evaluate(&bucket, 0, &Budget::unlimited()).unwrap()
         };
-        let records = |ids: &[u8]| Answer::Records(ids.iter().map(|id| json!({"id": id})).collect());
+        let records = |ids: &[u8]| QueryOutput::Records(ids.iter().map(|id| json!({"id": id})).collect());
         let paged = json!({"bucket": "b", "sort": {"b": "asc"}, "offset": 1, "limit": 1, "fields": ["id"]});
         assert_eq!(ask(&paged, &own), records(&[3]));
         assert_eq!(ask(&paged, &Filter::everything()), records(&[4]));
@@ -209,11 +209,11 @@ mod tests {
         assert_eq!(ask(&wide, &own), records(&[1]));
         for (function, value) in [("count", json!(3)), ("sum", json!(21)), ("min", json!(5)), ("max", json!(9))] {
             let query = json!({"bucket": "b", "aggregate": {"function": function, "field": "b"}});
-            assert_eq!(ask(&query, &own), Answer::Value(Some(value)), "{function}");
+            assert_eq!(ask(&query, &own), QueryOutput::Value(Some(value)), "{function}");
         }
         let groups = json!({"bucket": "b", "aggregate": {"function": "count", "groupBy": "a"}});
-        assert_eq!(ask(&groups, &own), Answer::Value(Some(json!([{"key": {"a": 1}, "value": 3}]))));
+        assert_eq!(ask(&groups, &own), QueryOutput::Value(Some(json!([{"key": {"a": 1}, "value": 3}]))));
         let least = json!({"bucket": "b", "aggregate": {"function": "min", "field": "b"}});
-        assert_eq!(ask(&least, &Filter::nothing()), Answer::Value(None));
+        assert_eq!(ask(&least, &Filter::nothing()), QueryOutput::Value(None));
     }
 }

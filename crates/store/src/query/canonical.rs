@@ -1,7 +1,7 @@
 //! The canonical form of a query: bytes that are equal only if two queries return the same results for every bucket.
 //!
 //! The order of conditions, repeated conditions, and the notation of numbers make no difference. Queries with equal bytes always
-//! return equal results. Queries with different bytes may do so too; they are then evaluated twice.
+//! have equal results. Queries with different bytes may also have equal results; then they are evaluated twice.
 
 use crate::filter::{Comparison, Filter, Scalar, Test};
 use crate::query::{AggregateFunction, IndexKey};

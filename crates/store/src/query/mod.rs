@@ -1,19 +1,19 @@
 //! The parts of queries and filters, and the limits of their evaluation.
 //!
-//! [`Query`](crate::Query), [`Filter`](crate::Filter), [`Aggregate`](crate::Aggregate) and [`Answer`](crate::Answer) are at the
+//! [`Query`](crate::Query), [`Filter`](crate::Filter), [`Aggregate`](crate::Aggregate) and [`QueryOutput`](crate::QueryOutput) are at the
 //! root of the crate.
 //!
-//! An index never changes the result of a query, only its cost: the plan chooses which records are examined, in which order, and
-//! each of them is checked with the whole filter.
+//! An index never changes the result of a query, only its cost: the plan chooses the records to examine and their order, and each
+//! examined record is checked with the whole filter.
 
 mod access;
 pub(crate) mod aggregate;
-pub(crate) mod answer;
 pub(crate) mod builder;
 mod canonical;
 #[cfg(test)]
 mod model;
 mod order;
+pub(crate) mod output;
 mod parse;
 pub(crate) mod plan;
 

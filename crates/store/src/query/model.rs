@@ -1,4 +1,4 @@
-//! Model-based tests of queries: regardless of the indexes and the history of a bucket, a query returns the same as the model,
+//! Model-based tests of queries: regardless of the indexes and the history of a bucket, a query has the same result as the model,
 //! which scans all records as parsed JSON, without rows, keys or plans.
 
 use std::cmp::Ordering;
@@ -11,14 +11,14 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::query::Budget;
 use crate::schema::BucketDefinition;
-use crate::{Aggregate, Answer, Bucket, Direction, Filter, Query, Row, Value};
+use crate::{Aggregate, Bucket, Direction, Filter, Query, QueryOutput, Row, Value};
 
 /// `u` is unique; `id` is the key.
 const FIELDS: [&str; 5] = ["a", "b", "c", "u", "id"];
 
 type Record = Map<String, Json>;
 
-/// Few distinct values, so that they often match.
+/// Generates few distinct values, so that they often match.
 fn scalar() -> impl Strategy<Value = Json> {
     prop_oneof![
         4 => (0..4_u8).prop_map(Json::from),
@@ -38,7 +38,7 @@ fn key() -> impl Strategy<Value = Json> {
     prop_oneof![(0..12_u8).prop_map(Json::from), text().prop_map(Json::from)]
 }
 
-/// Insertions, replacements and deletions.
+/// Generates insertions, replacements and deletions.
 fn steps() -> impl Strategy<Value = Vec<(Json, Option<Record>)>> {
     let members = vec((select(&FIELDS[..4]), scalar()), 0..6);
     let record = (members, prop::option::weighted(0.2, 0..10_u64)).prop_map(|(members, expiry)| {
@@ -365,16 +365,16 @@ proptest! {
                 json["filter"] = json!({"$and": [json["filter"], restriction]});
             }
             let expected = model(&json, &records, now);
-            let found = match query.answer(&bucket, now, &Budget::unlimited()).unwrap() {
-                Answer::Records(records) => Some(Json::Array(records)),
-                Answer::Value(value) => value,
+            let found = match query.evaluate(&bucket, now, &Budget::unlimited()).unwrap() {
+                QueryOutput::Records(records) => Some(Json::Array(records)),
+                QueryOutput::Value(value) => value,
             };
             prop_assert_eq!(found.as_ref().map(plain), expected.as_ref().map(plain), "{}", json);
 
             let mut text = Vec::new();
-            let is_there = query.write_answer(&bucket, now, &mut text, usize::MAX, &Budget::unlimited()).unwrap();
+            let has_result = query.write_result(&bucket, now, &mut text, usize::MAX, &Budget::unlimited()).unwrap();
             let text = String::from_utf8(text).unwrap();
-            prop_assert_eq!(is_there.then_some(text), found.map(|found| found.to_string()));
+            prop_assert_eq!(has_result.then_some(text), found.map(|found| found.to_string()));
 
             let count = records.iter().filter(|record| is_live(record, now) && filter_matches(&json["filter"], record)).count();
             prop_assert_eq!(query.count(&bucket, now, &Budget::unlimited()).unwrap(), count);

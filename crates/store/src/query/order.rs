@@ -1,8 +1,8 @@
 //! Scans of an index in the order of a sort.
 //!
-//! An index is usable if its first fields are fixed to one value each, and the next ones are the sort fields, all in one direction.
-//! Records that sort equal are in insertion order, and missing values come last, in both directions. A reverse scan would reverse
-//! both, so a descending sort reads the index group by group.
+//! An index is usable if the filter fixes each of its first fields to one value, and its next fields are the sort fields, all in one
+//! direction. In both directions, records that sort equal are in insertion order, and missing values come last. A reverse scan would
+//! reverse that, so a descending sort reads the index group by group.
 
 use super::access::{Conditions, ENTRY_WORK};
 use crate::bucket::{Index, Ordinal};
@@ -14,8 +14,9 @@ use crate::{Bucket, Direction, Field};
 pub(super) struct SortedScan<'a> {
     index: &'a Index,
     direction: Direction,
-    /// The key of the fixed fields, and their number.
+    /// The key of the fixed fields.
     prefix: IndexKey,
+    /// The number of fixed fields.
     fixed: usize,
     /// The number of sort fields.
     levels: usize,
@@ -49,18 +50,18 @@ impl<'a> SortedScan<'a> {
         direction: Direction,
     ) -> Option<Self> {
         let mut prefix = IndexKey::new();
-        let mut left = index.fields();
-        while let Some((field, others)) = left.split_first()
+        let mut remaining = index.fields();
+        while let Some((field, others)) = remaining.split_first()
             && let Some(key) = conditions.value(field)
         {
             prefix = prefix.join(&key);
-            left = others;
+            remaining = others;
         }
-        let fixed = index.fields().len() - left.len();
-        if left.len() < sort.len() || left.iter().zip(sort).any(|(field, (wanted, _))| field != wanted) {
+        let fixed = index.fields().len() - remaining.len();
+        if remaining.len() < sort.len() || remaining.iter().zip(sort).any(|(field, (wanted, _))| field != wanted) {
             return None;
         }
-        let bounds = match conditions.bounds(&left[0]) {
+        let bounds = match conditions.bounds(&remaining[0]) {
             Some(bounds) => Some(bounds.with_prefix(&prefix)?),
             None => None,
         };
@@ -69,7 +70,7 @@ impl<'a> SortedScan<'a> {
             direction,
             fixed,
             levels: sort.len(),
-            has_more_fields: left.len() > sort.len(),
+            has_more_fields: remaining.len() > sort.len(),
             prefix,
             bounds,
         })
@@ -84,14 +85,14 @@ impl<'a> SortedScan<'a> {
     }
 
     /// Visits records in order, until the callback returns false.
-    pub(super) fn walk(&self, budget: &Budget, take: Visitor<'_>) -> Result<(), Exceeded> {
+    pub(super) fn walk(&self, budget: &Budget, visit: Visitor<'_>) -> Result<(), Exceeded> {
         let (from, until) = match &self.bounds {
             Some((from, until)) => (from.clone(), Some(until.clone())),
             None => (self.prefix.clone(), self.prefix.after_prefix()),
         };
         match self.direction {
-            Direction::Asc => self.ascend(&from, until.as_ref(), budget, take),
-            Direction::Desc => self.descend(&self.prefix, &from, until.as_ref(), self.levels, budget, take),
+            Direction::Asc => self.ascend(&from, until.as_ref(), budget, visit),
+            Direction::Desc => self.descend(&self.prefix, &from, until.as_ref(), self.levels, budget, visit),
         }
         .map(drop)
     }
@@ -101,10 +102,10 @@ impl<'a> SortedScan<'a> {
         from: &IndexKey,
         until: Option<&IndexKey>,
         budget: &Budget,
-        take: Visitor<'_>,
+        visit: Visitor<'_>,
     ) -> Result<bool, Exceeded> {
         if !self.has_more_fields {
-            return Ok(self.index.range(from, until).all(take));
+            return Ok(self.index.range(from, until).all(visit));
         }
         let mut entries = self.index.entries(from, until).peekable();
         let mut group = Vec::new();
@@ -113,7 +114,7 @@ impl<'a> SortedScan<'a> {
             let parts = |key: &IndexKey| key.prefix_parts(&self.prefix, self.levels);
             if entries.peek().is_none_or(|(next, _)| parts(next) != parts(key)) {
                 group.sort_unstable();
-                if !group.drain(..).all(&mut *take) {
+                if !group.drain(..).all(&mut *visit) {
                     return Ok(false);
                 }
             }
@@ -129,10 +130,10 @@ impl<'a> SortedScan<'a> {
         until: Option<&IndexKey>,
         levels: usize,
         budget: &Budget,
-        take: Visitor<'_>,
+        visit: Visitor<'_>,
     ) -> Result<bool, Exceeded> {
-        let nothing = prefix.join(&IndexKey::of(None));
-        let mut end = until.map_or(&nothing, |until| until.min(&nothing)).clone();
+        let null_key = prefix.join(&IndexKey::of(None));
+        let mut end = until.map_or(&null_key, |until| until.min(&null_key)).clone();
         loop {
             let mut entries = self.index.entries(from, Some(&end)).rev().peekable();
             let group = loop {
@@ -142,35 +143,41 @@ impl<'a> SortedScan<'a> {
                 if !is_alone {
                     break Some(key.prefix_parts(prefix, 1));
                 }
-                if !take(*ordinal) {
+                if !visit(*ordinal) {
                     return Ok(false);
                 }
             };
             let Some(group) = group else { break };
-            if !self.group(&group, levels, budget, take)? {
+            if !self.visit_group(&group, levels, budget, visit)? {
                 return Ok(false);
             }
             end = group;
         }
-        Ok(until.is_some_and(|until| *until <= nothing) || self.group(&nothing, levels, budget, take)?)
+        Ok(until.is_some_and(|until| *until <= null_key) || self.visit_group(&null_key, levels, budget, visit)?)
     }
 
     /// Visits the entries with one key after the prefix.
-    fn group(&self, key: &IndexKey, levels: usize, budget: &Budget, take: Visitor<'_>) -> Result<bool, Exceeded> {
+    fn visit_group(
+        &self,
+        key: &IndexKey,
+        levels: usize,
+        budget: &Budget,
+        visit: Visitor<'_>,
+    ) -> Result<bool, Exceeded> {
         let until = key.after_prefix();
         if levels > 1 {
-            return self.descend(key, key, until.as_ref(), levels - 1, budget, take);
+            return self.descend(key, key, until.as_ref(), levels - 1, budget, visit);
         }
         let mut ordinals = self.index.range(key, until.as_ref());
         if !self.has_more_fields {
-            return Ok(ordinals.all(take));
+            return Ok(ordinals.all(visit));
         }
         let mut group = Vec::new();
         for ordinal in ordinals {
             collect(&mut group, ordinal, budget)?;
         }
         group.sort_unstable();
-        Ok(group.into_iter().all(take))
+        Ok(group.into_iter().all(visit))
     }
 }
 

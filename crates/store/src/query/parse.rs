@@ -1,11 +1,11 @@
-//! Queries in JSON.
+//! Parsing of queries from JSON.
 
 use serde_json::Value as Json;
 
 use crate::query::{FilterError, Parameters};
 use crate::{Aggregate, Direction, Field, Filter, Query};
 
-/// Why JSON is not a query.
+/// An error in a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
@@ -20,7 +20,7 @@ pub enum QueryError {
     Expected {
         /// The path of the member.
         at: &'static str,
-        /// The value that is expected.
+        /// The expected value.
         expected: &'static str,
     },
     /// The query has an unknown member.
@@ -34,7 +34,7 @@ pub enum QueryError {
 impl Query {
     /// Limit of the fields that a query in JSON may sort by.
     pub const MAX_SORT: usize = 32;
-    /// Limit of the fields that a query in JSON may ask for.
+    /// Limit of the fields that a query in JSON may return.
     pub const MAX_FIELDS: usize = 1000;
     /// Limit of the fields that a query in JSON may group by.
     pub const MAX_GROUP_BY: usize = 32;
@@ -51,8 +51,8 @@ impl Query {
         Self::read(json, |filter| Filter::parse_with(filter, parameters))
     }
 
-    /// Parses a query with unknown `params`, and puts any value in place of each. Fails if [`parse_with`](Self::parse_with) would
-    /// fail with all values.
+    /// Parses a query whose `params` have no values yet. A placeholder replaces each parameter. Fails if
+    /// [`parse_with`](Self::parse_with) would fail with any values.
     pub fn template(json: &Json) -> Result<Self, QueryError> {
         Self::read(json, Filter::template)
     }
@@ -92,7 +92,7 @@ pub(super) fn expected(at: &'static str, expected: &'static str) -> QueryError {
 /// Reads a count. An integer may be written with a fraction of zero, such as 3.0.
 fn whole(json: &Json) -> Option<usize> {
     let number = json.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0)?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of a float saturates")]
     let whole = number as usize;
     Some(whole)
 }

@@ -1,8 +1,8 @@
-//! Plans: which records are examined, and in which order.
+//! Plans: the choice of the records to examine, and of their order.
 //!
-//! A plan uses parts of indexes that contain all records which can match the filter, or an index with the order of the sort, so
-//! that a query with a limit can stop early, or all records. Every examined record is checked with the whole filter, so a bad
-//! plan is slow and never wrong.
+//! A plan reads ranges of indexes that contain all records which can match the filter, or an index in the order of the sort, so that
+//! a query with a limit can stop early. Otherwise it scans all records. Every examined record is checked with the whole filter, so a
+//! bad plan is slow but never wrong.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -47,7 +47,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         }))
     }
 
-    /// Returns the selected rows in insertion order, with their ordinals. An error is the last item.
+    /// Returns the selected rows in insertion order, with their ordinals. The items after an error are unspecified.
     pub(crate) fn entries(self) -> Box<dyn Iterator<Item = Result<Entry<'a>, Exceeded>> + 'f> {
         match self.candidates() {
             Ok(None) => self.select(self.bucket.entries()),
@@ -56,7 +56,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         }
     }
 
-    /// Returns the candidates from an index in insertion order, if one is usable.
+    /// Returns the candidates from an index in insertion order, or `None` if no index is usable.
     fn candidates(self) -> Result<Option<Box<dyn Iterator<Item = Ordinal> + 'a>>, Exceeded> {
         let access = Access::choose(self.bucket, &Conditions::of(self.filter), self.budget)?;
         access.map(|access| access.into_order(self.budget)).transpose()
@@ -79,7 +79,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         }
         let access = Access::choose(bucket, &Conditions::of(filter), budget)?;
         if let Some(access) = &access
-            && !bucket.expires()
+            && !bucket.has_expiring_records()
             && let Some(known) = access.count(budget)?
         {
             return Ok(known);
@@ -118,38 +118,38 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
             }
             return Ok(found);
         }
-        let until = offset.saturating_add(limit);
+        let wanted = offset.saturating_add(limit);
         let conditions = Conditions::of(filter);
         let access = Access::choose(bucket, &conditions, budget)?;
         let order = match (SortedScan::choose(bucket, &conditions, sort), &access) {
-            (Some(order), Some(access)) if !is_cheaper(&order, access, bucket, until, budget)? => None,
+            (Some(order), Some(access)) if !is_cheaper(&order, access, bucket, wanted, budget)? => None,
             (order, _) => order,
         };
         if let Some(order) = order
-            && let Some(found) = self.walk(&order, offset, until)?
+            && let Some(found) = self.walk(&order, offset, wanted)?
         {
             return Ok(found);
         }
         let found = match access {
             Some(access) => {
                 let entries = access.ordinals(budget)?.filter_map(|ordinal| self.entry(ordinal));
-                self.first(entries, sort, until)?
+                self.first(entries, sort, wanted)?
             }
-            None => self.first(bucket.entries(), sort, until)?,
+            None => self.first(bucket.entries(), sort, wanted)?,
         };
         Ok(found.into_iter().skip(offset).collect())
     }
 
-    /// Returns the rows in the order of an index. `None` if so few of the first rows are selected that a sequential scan is faster than
-    /// random access through the index.
-    fn walk(self, order: &SortedScan<'_>, offset: usize, until: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
+    /// Returns the selected rows in the order of an index. Returns `None` if so few of the first rows are selected that a sequential
+    /// scan is faster than random access through the index.
+    fn walk(self, order: &SortedScan<'_>, offset: usize, wanted: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
         let Self { bucket, budget, .. } = self;
-        let trial = bucket.len() / 8;
+        let trial_rows = bucket.len() / 8;
         let mut found = Vec::new();
         let (mut examined, mut passed) = (0_usize, 0_usize);
         let mut is_worthwhile = true;
         let mut exceeded = Ok(());
-        let mut take = |ordinal| -> Result<bool, Exceeded> {
+        let mut visit = |ordinal| -> Result<bool, Exceeded> {
             let Some(row) = bucket.row(ordinal) else { return Ok(true) };
             examined += 1;
             if self.selects(row)? {
@@ -159,14 +159,14 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
                     found.push(row);
                 }
             }
-            if examined == trial {
+            if examined == trial_rows {
                 let is_rare = passed.saturating_mul(4) < examined;
-                is_worthwhile = !is_rare || until.saturating_mul(examined) < passed.saturating_mul(bucket.len() / 2);
+                is_worthwhile = !is_rare || wanted.saturating_mul(examined) < passed.saturating_mul(bucket.len() / 2);
             }
-            Ok(is_worthwhile && passed < until)
+            Ok(is_worthwhile && passed < wanted)
         };
         order.walk(budget, &mut |ordinal| {
-            take(ordinal).unwrap_or_else(|error| {
+            visit(ordinal).unwrap_or_else(|error| {
                 exceeded = Err(error);
                 false
             })
@@ -174,7 +174,8 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         exceeded.map(|()| is_worthwhile.then_some(found))
     }
 
-    /// Returns the first `count` selected rows in sorted order, equal ones in insertion order. Keeps at most `count` rows in memory.
+    /// Returns the first `count` selected rows in sorted order. Rows that sort equal are in insertion order. Keeps at most `count` rows
+    /// in memory.
     fn first(
         self,
         entries: impl Iterator<Item = Entry<'a>>,
@@ -208,22 +209,22 @@ pub(super) fn is_cheaper(
     order: &SortedScan<'_>,
     access: &Access<'_>,
     bucket: &Bucket,
-    until: usize,
+    wanted: usize,
     budget: &Budget,
 ) -> Result<bool, Exceeded> {
     let selectivity = access.selectivity();
     if selectivity.is_unique {
         return Ok(false);
     }
-    // It examines no additional records and avoids the sort.
+    // The sorted scan examines no additional records and avoids the sort.
     if order.fixed() > selectivity.fixed
         || order.fixed() == selectivity.fixed && (order.is_bounded() || !selectivity.is_bounded)
     {
         return Ok(true);
     }
-    // With m candidates among n records, a sorted scan finds `until` of them after about `until * n / m` records, if they
-    // are spread evenly. With equality conditions they often are not, so the estimate is used only without them.
-    let few = until.saturating_mul(bucket.len()).isqrt();
+    // With m candidates among n records, a sorted scan finds `wanted` candidates after about `wanted * n / m` records if they are
+    // spread evenly. Candidates of equality conditions often are not, so the estimate is used only without such conditions.
+    let few = wanted.saturating_mul(bucket.len()).isqrt();
     Ok(selectivity.fixed == 0 && access.is_larger_than(few, budget)?)
 }
 
@@ -295,11 +296,11 @@ mod tests {
         }
         let sort = [(Field::new("a"), Direction::Asc)];
         let budget = Budget::unlimited();
-        let found = |filter: &Json, until: usize| {
+        let found = |filter: &Json, wanted: usize| {
             let filter = Filter::parse(filter).unwrap();
             let order = SortedScan::choose(&bucket, &Conditions::of(&filter), &sort).unwrap();
             let scan = Scan { bucket: &bucket, filter: &filter, now: 0, budget: &budget };
-            scan.walk(&order, 1, until).unwrap().map(|rows| rows.len())
+            scan.walk(&order, 1, wanted).unwrap().map(|rows| rows.len())
         };
         assert_eq!(found(&json!({}), 3), Some(2), "stops at the limit");
         assert_eq!(found(&json!({}), usize::MAX), Some(79));

@@ -12,8 +12,8 @@ use hashbrown::HashMap;
 
 use super::fair_queue::{FairQueue, Flow};
 
-/// One owner can use this fraction of the capacity: a quarter.
-const OWNER_SHARE: usize = 4;
+/// The share of one owner is the capacity divided by this number.
+const OWNER_DIVISOR: usize = 4;
 /// Limits of the number of items and of the bytes of an item, so that sums do not overflow.
 const MAX_ITEMS: usize = 1 << 24;
 const MAX_ITEM_BYTES: usize = usize::MAX / MAX_ITEMS;
@@ -30,8 +30,8 @@ pub(super) struct Bounds {
 impl Bounds {
     /// Creates bounds from the limits in total. One owner can use a quarter of them.
     pub(super) fn new(items: usize, bytes: usize) -> Self {
-        let (items, bytes) = (items.clamp(1, MAX_ITEMS), bytes.max(OWNER_SHARE));
-        Self { items, bytes, owner_items: (items / OWNER_SHARE).max(1), owner_bytes: bytes / OWNER_SHARE }
+        let (items, bytes) = (items.clamp(1, MAX_ITEMS), bytes.max(OWNER_DIVISOR));
+        Self { items, bytes, owner_items: (items / OWNER_DIVISOR).max(1), owner_bytes: bytes / OWNER_DIVISOR }
     }
 
     /// Returns the bytes that an item is charged for. An item larger than the share of an owner is charged for the share, so it is
@@ -54,7 +54,7 @@ pub(super) struct Admission<T> {
     /// The queued items, with their bytes.
     admitted: FairQueue<(usize, T)>,
     /// The owners whose first held-back item waits for shared capacity, each once, in round-robin order.
-    entering: VecDeque<Owner>,
+    waiting_owners: VecDeque<Owner>,
     queued: Usage,
     next_ticket: Ticket,
 }
@@ -84,8 +84,8 @@ struct OwnerQueue<T> {
     queued: usize,
     /// The sum of their charges.
     charged: usize,
-    /// Whether the owner is in [`Admission::entering`].
-    is_entering: bool,
+    /// Whether the owner is in [`Admission::waiting_owners`].
+    is_waiting: bool,
 }
 
 struct HeldBackItem<T> {
@@ -97,7 +97,7 @@ struct HeldBackItem<T> {
 
 impl<T> OwnerQueue<T> {
     fn new() -> Self {
-        Self { held_back: VecDeque::new(), queued: 0, charged: 0, is_entering: false }
+        Self { held_back: VecDeque::new(), queued: 0, charged: 0, is_waiting: false }
     }
 
     fn has_capacity(&self, bounds: &Bounds, bytes: usize) -> bool {
@@ -120,7 +120,7 @@ impl<T> Admission<T> {
             bounds,
             by_owner: HashMap::new(),
             admitted: FairQueue::new(),
-            entering: VecDeque::new(),
+            waiting_owners: VecDeque::new(),
             queued: Usage::default(),
             next_ticket: 0,
         }
@@ -136,17 +136,17 @@ impl<T> Admission<T> {
         let bytes = bytes.min(MAX_ITEM_BYTES);
         let owner_queue = self.by_owner.entry(flow.owner).or_insert_with(OwnerQueue::new);
         let is_next = owner_queue.held_back.is_empty() && owner_queue.has_capacity(&self.bounds, bytes);
-        if is_next && self.entering.is_empty() && self.queued.has_capacity(&self.bounds, bytes) {
+        if is_next && self.waiting_owners.is_empty() && self.queued.has_capacity(&self.bounds, bytes) {
             self.enqueue(flow, bytes, item);
             return None;
         }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         owner_queue.held_back.push_back(HeldBackItem { ticket, flow, bytes, item });
-        // If the owner has no capacity, the item enters after other items of the owner are taken.
-        if is_next && !owner_queue.is_entering {
-            owner_queue.is_entering = true;
-            self.entering.push_back(flow.owner);
+        // An owner without capacity begins to wait when one of its items is taken: see `update_owner`.
+        if is_next && !owner_queue.is_waiting {
+            owner_queue.is_waiting = true;
+            self.waiting_owners.push_back(flow.owner);
         }
         Some(ticket)
     }
@@ -164,7 +164,7 @@ impl<T> Admission<T> {
         }
     }
 
-    /// Takes the next queued item. The one before it must be [finished](Self::finish).
+    /// Removes and returns the next queued item. The previous item must be [finished](Self::finish).
     pub(super) fn take(&mut self) -> Option<T> {
         let (flow, (bytes, item)) = self.admitted.serve()?;
         let charge = self.bounds.charge(bytes);
@@ -175,12 +175,12 @@ impl<T> Admission<T> {
             owner_queue.queued -= 1;
             owner_queue.charged -= charge;
         }
-        self.tidy(flow.owner);
+        self.update_owner(flow.owner);
         self.admit();
         Some(item)
     }
 
-    /// Charges the owner of the last item that was taken, once.
+    /// Charges the cost of the last item to its owner. A second call does nothing.
     pub(super) fn finish(&mut self, cost: u64) {
         self.admitted.finish(cost);
     }
@@ -190,33 +190,34 @@ impl<T> Admission<T> {
         let owner_queue = self.by_owner.get_mut(&owner)?;
         let index = owner_queue.held_back.binary_search_by_key(&ticket, |entry| entry.ticket).ok()?;
         let canceled = owner_queue.held_back.remove(index)?;
-        self.tidy(owner);
+        self.update_owner(owner);
         self.admit();
         Some(canceled.item)
     }
 
     /// Removes all held-back items.
     pub(super) fn cancel_all(&mut self) -> Vec<T> {
-        self.entering.clear();
+        self.waiting_owners.clear();
         let mut canceled = Vec::new();
         self.by_owner.retain(|_, owner_queue| {
-            owner_queue.is_entering = false;
+            owner_queue.is_waiting = false;
             canceled.extend(owner_queue.held_back.drain(..).map(|entry| entry.item));
             !owner_queue.is_empty()
         });
         canceled
     }
 
-    /// Updates the entry of an owner: removes it if it is empty, and marks it as entering if it has capacity for its next item.
-    fn tidy(&mut self, owner: Owner) {
+    /// Updates the entry of an owner: removes it if it is empty, and lets the owner wait for shared capacity if it has capacity of its
+    /// own for its next item.
+    fn update_owner(&mut self, owner: Owner) {
         let Some(owner_queue) = self.by_owner.get_mut(&owner) else { return };
-        // An owner that is entering is removed by `admit`.
-        if owner_queue.is_entering {
+        // `admit` updates an owner that waits.
+        if owner_queue.is_waiting {
             return;
         }
         if owner_queue.next(&self.bounds).is_some() {
-            owner_queue.is_entering = true;
-            self.entering.push_back(owner);
+            owner_queue.is_waiting = true;
+            self.waiting_owners.push_back(owner);
         } else if owner_queue.is_empty() {
             self.by_owner.remove(&owner);
         }
@@ -224,19 +225,19 @@ impl<T> Admission<T> {
 
     /// Queues held-back items, one owner after the other, until there is no capacity for the next one.
     fn admit(&mut self) {
-        while let Some(&owner) = self.entering.front() {
+        while let Some(&owner) = self.waiting_owners.front() {
             let next = self.by_owner.get(&owner).and_then(|owner_queue| owner_queue.next(&self.bounds));
             if next.is_some_and(|bytes| !self.queued.has_capacity(&self.bounds, bytes)) {
-                // Later items do not overtake it, so it is admitted once enough items are taken.
+                // Later items do not overtake this one, so it is admitted when enough items have been taken.
                 return;
             }
-            self.entering.pop_front();
+            self.waiting_owners.pop_front();
             let Some(owner_queue) = self.by_owner.get_mut(&owner) else { continue };
-            owner_queue.is_entering = false;
+            owner_queue.is_waiting = false;
             if let Some(HeldBackItem { flow, bytes, item, .. }) = next.and_then(|_| owner_queue.held_back.pop_front()) {
                 self.enqueue(flow, bytes, item);
             }
-            self.tidy(owner);
+            self.update_owner(owner);
         }
     }
 }
@@ -280,12 +281,12 @@ mod tests {
         for (owner, owner_queue) in &admission.by_owner {
             assert!(owner_queue.charged <= bounds.owner_bytes && owner_queue.queued <= bounds.owner_items);
             assert_eq!(
-                admission.entering.iter().filter(|turn| *turn == owner).count(),
-                usize::from(owner_queue.is_entering)
+                admission.waiting_owners.iter().filter(|turn| *turn == owner).count(),
+                usize::from(owner_queue.is_waiting)
             );
             assert!(
-                owner_queue.is_entering || owner_queue.next(&bounds).is_none(),
-                "an owner with capacity is entering"
+                owner_queue.is_waiting || owner_queue.next(&bounds).is_none(),
+                "an owner with capacity for its next item waits"
             );
             let of_owner = expected.iter().filter(|(flow, _)| flow.owner == *owner).map(|(_, items)| items.len());
             assert_eq!(owner_queue.queued + owner_queue.held_back.len(), of_owner.sum::<usize>());

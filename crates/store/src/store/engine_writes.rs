@@ -38,7 +38,7 @@ impl EngineWrites {
             let cleared_range = cleared.next_if(|range| range.start == index);
             // Rows of a bucket that is dropped later in the commit need no write, even if a new bucket has the same name.
             let is_dropped = dropped.get(&*change.bucket).is_some_and(|dropped| index < *dropped);
-            if let Ok((_, bucket)) = state.any(&change.bucket)
+            if let Ok((_, bucket)) = state.any_bucket(&change.bucket)
                 && !is_dropped
                 && bucket.definition().persistent
             {

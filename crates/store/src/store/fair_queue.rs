@@ -3,8 +3,9 @@
 //! This is start-time fair queueing on two levels. Each owner has a start time in a virtual clock, and the owner with the earliest
 //! start time is served next. The cost of an item advances the start time of its owner, so an owner of costly items is served less
 //! often than an owner of cheap items. An idle owner starts at the current virtual time: it is not penalized for the work of others,
-//! and cannot accumulate credit. A single item therefore waits for the item in service and for items that are as cheap as itself.
-//! The flows of an owner share its turns in the same way, so more flows do not increase the share of an owner.
+//! and cannot accumulate credit. An owner that submits one item at a time therefore waits for the item in service, and until the
+//! other owners have used as much work as its last item, however long their backlogs are. The flows of an owner share its turns in
+//! the same way, so more flows do not increase the share of an owner.
 //!
 //! The start time of an idle owner is kept while it is ahead of the virtual time. Otherwise an owner that submits one item at a
 //! time would never be charged for its cost.
@@ -17,7 +18,7 @@ use hashbrown::HashMap;
 
 use super::admission::Owner;
 
-/// Limit of the empty queues that are kept for reuse, so that most items need no allocation.
+/// Number of empty queues that are kept for reuse, so that most items need no allocation.
 const MAX_SPARE_QUEUES: usize = 16;
 /// Capacity above which an empty queue is freed.
 const MAX_SPARE_CAPACITY: usize = 256;
@@ -42,17 +43,17 @@ impl<T> FairQueue<T> {
 
     /// Appends an item to a flow.
     pub(super) fn push(&mut self, flow: Flow, item: T) {
-        self.0.fill(flow.owner).fill(flow.origin).push_back(item);
+        self.0.activate(flow.owner).activate(flow.origin).push_back(item);
     }
 
-    /// Takes the next item. The last one must be [finished](Self::finish).
+    /// Removes and returns the next item. The previous item must be [finished](Self::finish).
     pub(super) fn serve(&mut self) -> Option<(Flow, T)> {
         let (owner, flows) = self.0.serve()?;
         let (origin, items) = flows.serve()?;
         Some((Flow { owner, origin }, items.pop_front()?))
     }
 
-    /// Charges the cost of the last item to its owner and flow.
+    /// Charges the cost of the item in service to its owner and flow.
     pub(super) fn finish(&mut self, cost: u64) {
         if let Some(flows) = self.0.serving() {
             flows.finish(cost);
@@ -61,7 +62,7 @@ impl<T> FairQueue<T> {
     }
 }
 
-/// A queue that shares the work equally with others.
+/// A queue of [`Shares`].
 trait Queue: Default {
     fn is_empty(&self) -> bool;
 
@@ -79,7 +80,7 @@ impl<T> Queue for VecDeque<T> {
     }
 }
 
-/// Queues by key, each with an equal share of the work.
+/// Queues by key, which get equal shares of the work.
 struct Shares<K, Q> {
     queues: HashMap<K, Share<Q>>,
     /// The keys with items, each once, except the key in service.
@@ -133,8 +134,8 @@ impl<K: Copy + Ord + Hash, Q: Queue> Queue for Shares<K, Q> {
 }
 
 impl<K: Copy + Ord + Hash, Q: Queue> Shares<K, Q> {
-    /// Returns the queue of a key. The caller must add an item to it.
-    fn fill(&mut self, key: K) -> &mut Q {
+    /// Returns the queue of a key, and schedules the key if it was idle. The caller must append an item to the queue.
+    fn activate(&mut self, key: K) -> &mut Q {
         let Self { queues, order, serving, now, next_number, spare, .. } = self;
         let share = queues.entry(key).or_insert_with(|| Share { queue: spare.pop().unwrap_or_default(), start: *now });
         if share.queue.is_empty() && *serving != Some(key) {
@@ -177,8 +178,8 @@ impl<K: Copy + Ord + Hash, Q: Queue> Shares<K, Q> {
         }
     }
 
-    /// Removes idle keys with an outdated start time. The next prune is due at twice the remaining keys, so its amortized cost is
-    /// constant.
+    /// Removes idle keys with an outdated start time. The next prune runs when the number of keys has doubled, so its amortized cost
+    /// is constant.
     fn prune(&mut self, is_outdated: impl Fn(u64) -> bool) {
         let spare = &mut self.spare;
         self.queues.retain(|_, share| {

@@ -20,10 +20,10 @@ use crate::{Cause, Change, Position};
 pub struct Commit {
     /// The position of the commit.
     pub position: Position,
-    /// The time of the commit by the store's clock, in milliseconds since 1970. It is logged with the commit. Commits logged by
-    /// a version that did not do so have zero.
+    /// The time of the commit by the store's clock, in milliseconds since 1970. Zero if the commit was logged by a version that did
+    /// not log the time.
     pub at: u64,
-    /// The cause of the commit. It is logged with the commit. Commits logged by a version that did not do so have the default.
+    /// The cause of the commit. The default if the commit was logged by a version that did not log the cause.
     pub cause: Cause,
     /// The changes, in order.
     pub changes: Vec<Change>,
@@ -38,7 +38,7 @@ impl Commit {
     }
 }
 
-/// Why there is no next commit for a follower.
+/// The error of a follower that cannot continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FollowError {
@@ -74,7 +74,7 @@ pub(super) struct History {
 struct RecentCommits {
     commits: VecDeque<Arc<Commit>>,
     bytes: usize,
-    /// The sequence of the commit before the first one in the list.
+    /// The sequence of the commit before the first commit in the list.
     before: u64,
     is_closed: bool,
 }
@@ -123,12 +123,13 @@ impl History {
         self.newest.send_modify(|_| {});
     }
 
-    /// Returns the number of commits, their bytes, and how often a follower has fallen behind.
+    /// Returns the number of commits, their bytes, and the number of times that a follower has fallen behind.
     pub(super) fn measure(&self) -> (usize, usize, u64) {
         let recent = self.recent();
         (recent.commits.len(), recent.bytes, self.behind.load(Relaxed))
     }
 
+    /// Returns the commit after this sequence, or `None` if it is not committed yet.
     fn after(&self, sequence: u64) -> Result<Option<Arc<Commit>>, FollowError> {
         let recent = self.recent();
         let position = Position { epoch: self.epoch, sequence };
@@ -140,6 +141,7 @@ impl History {
         }
     }
 
+    /// Returns a follower that sees every commit after this position.
     pub(super) fn follow(self: &Arc<Self>, from: Position) -> Result<Follower, FollowError> {
         let newest = self.newest.subscribe();
         if from.epoch != self.epoch || from.sequence > *newest.borrow() {
@@ -167,7 +169,7 @@ impl Follower {
         Position { epoch: self.history.epoch, sequence: self.sequence }
     }
 
-    /// Returns the next commit, if there is one.
+    /// Returns the next commit, or `None` if the follower has seen all commits.
     pub fn try_next(&mut self) -> Result<Option<Arc<Commit>>, FollowError> {
         let next = self.history.after(self.sequence);
         if matches!(next, Err(FollowError::Behind { .. })) {

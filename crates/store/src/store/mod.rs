@@ -12,11 +12,11 @@
 //! 4. The engine makes the commits of the group durable with one sync.
 //! 5. The writer publishes the head with one atomic swap, appends the commits to the history, where followers read them, and
 //!    replies to all writes of the group, rejected ones included.
-//! 6. When they are due, the writer starts a checkpoint, which runs on its own thread over the immutable state, and sweeps expired
-//!    records.
+//! 6. Between groups the writer deletes expired records at intervals. If the log is long, it starts a checkpoint, which runs on its
+//!    own thread over the immutable state.
 
 mod admission;
-mod declare;
+mod declarations;
 mod engine_writes;
 mod fair_queue;
 mod history;
@@ -59,7 +59,7 @@ use crate::lock::lock;
 use crate::query::Budget;
 use crate::system::SystemBuckets;
 use crate::transaction::{Operation, OperationResult};
-use crate::{Answer, Cause, Draft, IntoRecord, Limits, Position, Query, Row, State, StoreError};
+use crate::{Cause, Draft, IntoRecord, Limits, Position, Query, QueryOutput, Row, State, StoreError};
 
 /// Settings of a [`Store`].
 #[derive(Debug, Clone)]
@@ -73,17 +73,17 @@ pub struct StoreOptions {
     /// Limit of the bytes of the writes in the queue: see [`WriteOptions::bytes`]. One owner can use a quarter of it; a single
     /// larger write is queued alone. Default: 64 MiB, which is 64 of the largest records.
     pub queue_bytes: usize,
-    /// Limit of the bytes of the newest commits that are kept for followers. A follower that falls further behind gets
-    /// [`FollowError::Behind`] and starts again from a snapshot. Default: 64 MiB, which is seconds of the highest write rate.
+    /// Limit of the bytes of the history: the newest commits, which followers read. A follower that falls further behind gets
+    /// [`FollowError::Behind`] and must start again from a snapshot. Default: 64 MiB, a few seconds at the highest write rate.
     pub history_bytes: usize,
-    /// Interval at which expired records are deleted. Reads do not see them in the meantime. `None` means only when
-    /// [`Store::sweep`] is called. Default: one second.
+    /// Interval at which expired records are deleted. Reads do not see them in the meantime. With `None`, only [`Store::sweep`]
+    /// deletes them. Default: one second.
     pub sweep_interval: Option<Duration>,
     /// Settings of the embedded engine, which [`Store::open`] uses.
     pub embedded: EmbeddedOptions,
-    /// The clock that timestamps and expiry follow. Default: the clock of the system.
+    /// The clock for timestamps and expiry. Default: the system clock.
     pub clock: Clock,
-    /// Buckets of the embedding program, which ordinary requests do not reach. Default: none.
+    /// Buckets of the embedding program, which ordinary requests cannot access. Default: none.
     pub system_buckets: SystemBuckets,
 }
 
@@ -160,17 +160,18 @@ impl StoreOptions {
     }
 }
 
-/// How a write is accounted for: see [`Store::write_with`].
+/// Options of a write: its cause, its owner and its size. See [`Store::write_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct WriteOptions {
     /// The cause of the write, which is logged with its commit. Writes of one owner with the same origin run in the order in which
-    /// they were submitted; those with different origins take turns.
+    /// they were submitted; writes with different origins take turns.
     pub cause: Cause,
     /// The owner that is charged for the write, such as a hash of a user id. Owners get equal shares of the writer, and one owner
     /// cannot fill the queue. Default: 0, which is the embedding program.
     pub owner: u64,
-    /// The memory that the closure of the write holds while it waits. Default: 0, so only the number of writes is bounded.
+    /// The memory of the queued closure in bytes, which counts towards [`StoreOptions::queue_bytes`]. Default: 0, so only the number
+    /// of writes is bounded.
     pub bytes: usize,
 }
 
@@ -228,7 +229,7 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// A state and the position of the commit that made it.
+/// A state and the position of its last commit.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -308,12 +309,12 @@ impl Store {
     pub fn open_on(disk: Arc<dyn Disk>, dir: &Path, options: StoreOptions) -> Result<(Self, Recovery), StoreOpenError> {
         let mut loader = Loader::new(options.history_bytes);
         let (mut engine, recovery) =
-            Embedded::open_on(disk, dir, options.embedded, &mut |recovered| loader.take(recovered))?;
+            Embedded::open_on(disk, dir, options.embedded, &mut |recovered| loader.add(recovered))?;
         let (state, history) = loader.finish(recovery.position)?;
         if let Some(TornTail { file, offset, .. }) = &recovery.torn_tail {
             tracing::warn!(file = %file.display(), offset, "truncated an incomplete record at the end of the log");
         }
-        let state = declare::declare(&mut engine, state, &history, &options)?;
+        let state = declarations::declare(&mut engine, state, &history, &options)?;
         Ok((Self::start(Box::new(engine), true, state, history, options), recovery))
     }
 
@@ -353,8 +354,8 @@ impl Store {
         self.shared().published.load_full()
     }
 
-    /// Returns the position at which the store was opened. The records of buckets that are not persistent are lost at that position,
-    /// without a commit that deletes them.
+    /// Returns the position at which the store was opened. Buckets that are not persistent are empty at that position, without a
+    /// commit that deletes their records.
     pub fn opened_at(&self) -> Position {
         self.shared().opened_at
     }
@@ -371,20 +372,20 @@ impl Store {
     }
 
     /// Returns the result of a query.
-    pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
+    pub fn query(&self, query: &Query) -> Result<QueryOutput, StoreError> {
         let snapshot = self.shared().published.load();
-        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
+        Ok(query.evaluate(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
     }
 
     /// Returns the result of a named query.
-    pub fn query_named(&self, name: &str, params: &Map<String, Json>) -> Result<Answer, StoreError> {
+    pub fn query_named(&self, name: &str, params: &Map<String, Json>) -> Result<QueryOutput, StoreError> {
         let snapshot = self.shared().published.load();
         let query = snapshot.state.query(name, params)?;
-        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
+        Ok(query.evaluate(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
     }
 
-    /// Runs `work` on a draft of the state and commits its changes: all of them, or none if it fails. It runs on the writer thread:
-    /// slow work delays all other writes, and work that waits for another write deadlocks.
+    /// Runs `work` on a draft of the state and commits its changes: all of them, or none if it fails. `work` runs on the writer
+    /// thread: if it is slow, it delays all other writes; if it waits for another write, it deadlocks.
     pub fn write<T, F>(&self, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -396,8 +397,8 @@ impl Store {
     /// Like [`write`](Self::write), with a cause, an owner and a size.
     ///
     /// Writes of one owner and origin run in the order of submission. Owners, and the origins of an owner, get equal shares of the
-    /// writer's work: a single write waits for the current group and for writes that are as cheap as itself, regardless of the
-    /// backlogs of other owners.
+    /// writer's work. An owner that submits one write at a time waits for the current group, and until the other owners have used as
+    /// much work as its last write, however long their backlogs are.
     pub fn write_with<T, F>(&self, options: WriteOptions, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -492,7 +493,7 @@ impl Store {
     pub fn follow(&self) -> (Arc<Snapshot>, Follower) {
         loop {
             let snapshot = self.snapshot();
-            // If the history has moved past the snapshot meanwhile, a newer snapshot is tried.
+            // The history may have dropped the commits after this snapshot meanwhile. Then a newer snapshot is used.
             if let Ok(follower) = self.follow_from(snapshot.position) {
                 return (snapshot, follower);
             }
@@ -513,8 +514,8 @@ impl Store {
         }
     }
 
-    /// Writes a snapshot to the disk and shortens the log, and waits until that is done. The store also does this when the log is
-    /// long: see [`EmbeddedOptions::checkpoint_log_bytes`].
+    /// Runs a checkpoint: writes a snapshot to the disk and shortens the log. Blocks until it is done. The store also runs
+    /// checkpoints when the log is long: see [`EmbeddedOptions::checkpoint_log_bytes`].
     pub fn checkpoint(&self) -> Result<Position, MaintenanceError> {
         let (reply, begun) = oneshot::channel();
         self.shared().queue.request(Message::Checkpoint(reply));
@@ -525,13 +526,13 @@ impl Store {
         Ok(done?)
     }
 
-    /// Returns gauges and counters. The cost does not depend on the number of buckets, unless [`StoreStats::buckets`] is read.
+    /// Returns the statistics of the store. The cost does not depend on the number of buckets, unless [`StoreStats::buckets`] is read.
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(self.shared())
     }
 
-    /// Returns whether the disk has failed. All writes are rejected until a restart. This reads one atomic flag, so health checks
-    /// can call it often.
+    /// Returns whether all writes are rejected until a restart, because the disk has failed. This reads one atomic flag, so health
+    /// checks can call it often.
     pub fn is_stopped(&self) -> bool {
         self.shared().counters.is_stopped.load(Relaxed)
     }
@@ -546,7 +547,7 @@ impl Store {
 impl StoreInner {
     fn close(&self) -> Result<(), EngineError> {
         self.shared.queue.close();
-        // Called by a write, or by dropping the last handle in one: the writer thread cannot wait for itself, and ends later.
+        // A write may close the store or drop its last handle. The writer thread cannot wait for itself, and ends later.
         if self.writer_id == std::thread::current().id() {
             return Ok(());
         }

@@ -17,12 +17,12 @@ use crate::engine::EngineError;
 /// [held back](Self::is_held_back) by a full queue. A queued write runs in any case.
 #[must_use = "the result is known only after waiting, and dropping a write that is held back cancels it"]
 pub struct Pending<T> {
-    /// Present if the queue was full. Canceling a write that was queued since does nothing.
+    /// Present if the queue was full. Dropping it cancels the write, unless the write has been queued since.
     held_back: Option<HeldBack>,
     reply: Reply<Result<T, WriteError>>,
 }
 
-/// Why a write failed, or why its outcome is unknown.
+/// The error of a write that failed, or whose outcome is unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
@@ -36,7 +36,7 @@ pub enum WriteError {
     #[error("it is unknown whether the write was stored: repair the disk, then restart")]
     Unknown(#[source] Arc<EngineError>),
     /// The disk failed during an earlier write. This write has no effect. Reads still work.
-    #[error("writes are rejected since the disk failed: repair the disk, then restart")]
+    #[error("writes are rejected because the disk failed during an earlier write: repair the disk, then restart")]
     Stopped(#[source] Arc<EngineError>),
     /// The commit is too large for the log. The write has no effect.
     #[error("the commit has {len} bytes, more than the limit of {max}; split the write")]
@@ -65,7 +65,7 @@ impl<T> Pending<T> {
         self.held_back.is_some()
     }
 
-    /// Blocks this thread until the write is done.
+    /// Blocks this thread until the write is done. Returns its result.
     pub fn wait(self) -> Result<T, WriteError> {
         block_on(self)
     }

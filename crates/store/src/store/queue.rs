@@ -1,7 +1,7 @@
 //! The queue of writes, from any number of threads to the writer.
 //!
-//! A write that exceeds the capacity is *held back*: it keeps its order among the writes of its owner, is queued when there is
-//! capacity, and is canceled if its [`Pending`] is dropped before.
+//! A write that exceeds the capacity is *held back*: it keeps its order among the writes of its owner, is queued when capacity is
+//! free, and is canceled if its [`Pending`] is dropped before that.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +33,7 @@ pub(super) enum Message {
     RefreshStats,
 }
 
-/// A write. The writer calls `run` once, and then `end` once.
+/// A write. The writer calls `run` once, and then `send_result` once.
 pub(super) trait Job: Send {
     /// Changes the draft. Returns whether it succeeded.
     fn run(&mut self, draft: &mut Draft) -> bool;
@@ -43,9 +43,9 @@ pub(super) trait Job: Send {
 
     fn cause(&self) -> Cause;
 
-    /// Sends the result to the caller, or the error if the write was not stored. Returns the waker of the caller, to be woken.
+    /// Sends the result to the caller, or the error if the write was not stored. Returns the waker of the caller, which must be woken.
     #[must_use]
-    fn end(self: Box<Self>, stored: Result<(), WriteError>) -> Option<Waker>;
+    fn send_result(self: Box<Self>, stored: Result<(), WriteError>) -> Option<Waker>;
 }
 
 struct WriteJob<F, T> {
@@ -78,7 +78,7 @@ where
         self.cause
     }
 
-    fn end(self: Box<Self>, stored: Result<(), WriteError>) -> Option<Waker> {
+    fn send_result(self: Box<Self>, stored: Result<(), WriteError>) -> Option<Waker> {
         let Self { result, reply, .. } = *self;
         reply.send(stored.and_then(|()| result.unwrap_or(Err(WriteError::Closed))))
     }
@@ -88,7 +88,7 @@ where
 pub(super) struct Queue {
     state: Mutex<QueueState>,
     arrived: Condvar,
-    abandoned: AtomicU64,
+    canceled_writes: AtomicU64,
 }
 
 struct QueueState {
@@ -108,7 +108,7 @@ impl QueueState {
     }
 }
 
-/// Cancels a held-back write when dropped. Does nothing if the write was queued since.
+/// Cancels a held-back write when dropped, unless the write has been queued since.
 pub(super) struct HeldBack {
     queue: Arc<Queue>,
     owner: Owner,
@@ -119,13 +119,13 @@ impl Drop for HeldBack {
     fn drop(&mut self) {
         let canceled = self.queue.state().admission.cancel(self.owner, self.ticket);
         if canceled.is_some() {
-            self.queue.abandoned.fetch_add(1, Relaxed);
+            self.queue.canceled_writes.fetch_add(1, Relaxed);
         }
     }
 }
 
 /// The result of waiting for a message.
-pub(super) enum Taken {
+pub(super) enum Received {
     Message(Message),
     /// No message arrived in time.
     TimedOut,
@@ -144,7 +144,7 @@ impl Queue {
             is_closed: false,
             is_idle: false,
         };
-        Self { state: Mutex::new(state), arrived: Condvar::new(), abandoned: AtomicU64::new(0) }
+        Self { state: Mutex::new(state), arrived: Condvar::new(), canceled_writes: AtomicU64::new(0) }
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState> {
@@ -165,7 +165,8 @@ impl Queue {
         Pending::new(held_back, receiver)
     }
 
-    /// Submits a request of the embedding program, in order with its writes. Each blocked thread has at most one.
+    /// Submits a request of the embedding program, in order with its writes. Each caller blocks until the reply, so it has at most one
+    /// request in the queue.
     pub(super) fn request(&self, message: Message) {
         self.submit(Self::PROGRAM, 0, message);
     }
@@ -196,8 +197,8 @@ impl Queue {
     }
 
     /// Returns the number of writes that were canceled before they were queued.
-    pub(super) fn abandoned(&self) -> u64 {
-        self.abandoned.load(Relaxed)
+    pub(super) fn canceled_writes(&self) -> u64 {
+        self.canceled_writes.load(Relaxed)
     }
 
     /// Takes the next message, if any. `cost` is the work of the last message, in nanoseconds.
@@ -205,19 +206,19 @@ impl Queue {
         self.state().take(cost)
     }
 
-    /// Waits for the next message, until the given time.
-    pub(super) fn wait(&self, mut cost: u64, until: Option<Instant>) -> Taken {
+    /// Waits for the next message until the given time. `cost` is the work of the last message, in nanoseconds.
+    pub(super) fn wait(&self, mut cost: u64, until: Option<Instant>) -> Received {
         let mut state = self.state();
         loop {
             if let Some(message) = state.take(std::mem::take(&mut cost)) {
-                return Taken::Message(message);
+                return Received::Message(message);
             }
             if state.is_closed {
-                return Taken::Closed;
+                return Received::Closed;
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Taken::TimedOut;
+                return Received::TimedOut;
             }
             state.is_idle = true;
             state = match left {
@@ -236,7 +237,7 @@ impl Queue {
         drop(state);
         self.arrived.notify_one();
         let writes = held_back.iter().filter(|message| matches!(message, Message::Write(_))).count();
-        self.abandoned.fetch_add(writes as u64, Relaxed);
+        self.canceled_writes.fetch_add(writes as u64, Relaxed);
     }
 
     /// Returns the number and the bytes of the queued messages.
@@ -244,8 +245,8 @@ impl Queue {
         self.state().admission.queued()
     }
 
-    /// Closes the queue and drops its messages, after the writer has ended.
-    pub(super) fn abandon(&self) {
+    /// Closes the queue and drops its messages. Called when the writer has ended.
+    pub(super) fn close_and_clear(&self) {
         self.close();
         // Each message is dropped after the lock is released.
         while let Some(message) = self.next(0) {

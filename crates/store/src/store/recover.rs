@@ -1,4 +1,4 @@
-//! Rebuilding the state and the history from the data of an engine.
+//! Recovery of the state and the history from the data of an engine.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::system::SystemBucketError;
 use crate::system::is_system_name;
 use crate::{Bucket, Change, Row, State, StoreError};
 
-/// Why recovered rows do not form a valid state.
+/// An error in recovered rows, which do not form a valid state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidData {
@@ -22,7 +22,7 @@ pub enum InvalidData {
         /// The problem.
         problem: Box<StoreError>,
     },
-    /// A row of a bucket that is not defined.
+    /// The bucket of a row is not defined.
     #[error("found rows of bucket \"{bucket}\", which is not defined")]
     Undefined {
         /// The bucket.
@@ -30,15 +30,15 @@ pub enum InvalidData {
     },
 }
 
-/// Why a store cannot be opened.
+/// The error of opening a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreOpenError {
     /// The engine cannot be opened.
     #[error(transparent)]
     Engine(#[from] OpenError),
-    /// The recovered rows are intact, but not those of a store: another program or a newer version wrote them.
-    #[error("the data directory was not written by this version: {0}")]
+    /// The recovered rows are intact, but invalid for a store of this version: another program or a newer version wrote them.
+    #[error("the data directory has data that is invalid for this version: {0}")]
     InvalidData(#[from] InvalidData),
     /// A system bucket conflicts with the stored data: an ordinary bucket has its name, or its records do not match the definition.
     #[error(transparent)]
@@ -64,8 +64,8 @@ impl Loader {
         Self { max_bytes, ..Self::default() }
     }
 
-    /// Adds a row or a commit. After the first error the rest is skipped.
-    pub(super) fn take(&mut self, recovered: Recovered<'_>) {
+    /// Adds a row or a commit. Does nothing after the first error.
+    pub(super) fn add(&mut self, recovered: Recovered<'_>) {
         if self.problem.is_some() {
             return;
         }
@@ -87,7 +87,8 @@ impl Loader {
     fn add_to_history(&mut self, commit: Commit) {
         self.bytes += commit.size();
         self.commits.push(Arc::new(commit));
-        // Trims commits that do not fit into the history, each time that twice its limit is reached.
+        // Removes the commits that do not fit into the history. The list is trimmed at twice the limit, so the amortized cost is
+        // constant.
         if self.bytes > self.max_bytes.saturating_mul(2) {
             let mut surplus = self.bytes - self.max_bytes;
             let outdated = self.commits.iter().take_while(|commit| {
@@ -103,9 +104,10 @@ impl Loader {
 
     fn write(&mut self, write: &Write<'_>, changes: &mut Option<Vec<Change>>) -> Result<(), InvalidData> {
         let name = write.bucket;
-        let wrong = |problem: StoreError| InvalidData::Row { bucket: name.to_owned(), problem: Box::new(problem) };
+        let invalid_row =
+            |problem: StoreError| InvalidData::Row { bucket: name.to_owned(), problem: Box::new(problem) };
         let undefined = |_| InvalidData::Undefined { bucket: name.to_owned() };
-        let (shared, _) = self.state.any(name).map_err(undefined)?;
+        let (shared, _) = self.state.any_bucket(name).map_err(undefined)?;
         let shared = Arc::clone(shared);
         let mut record_change = |ordinal, old, new| {
             if let Some(changes) = changes {
@@ -114,14 +116,14 @@ impl Loader {
         };
         match write.row {
             Some(text) => {
-                let text = std::str::from_utf8(text).map_err(|_| wrong(crate::RowError::Malformed.into()))?;
-                let row = Row::of_text(text).map_err(|problem| wrong(problem.into()))?;
+                let text = std::str::from_utf8(text).map_err(|_| invalid_row(crate::RowError::Malformed.into()))?;
+                let row = Row::of_text(text).map_err(|problem| invalid_row(problem.into()))?;
                 if name == BUCKETS {
                     self.define(&row)?;
                 }
-                let placed = self.state.change(name, |bucket| bucket.place(row.clone())).map_err(undefined)?;
+                let placed = self.state.change_bucket(name, |bucket| bucket.put_row(row.clone())).map_err(undefined)?;
                 let (ordinal, old) =
-                    placed.map_err(|source| wrong(StoreError::NotUnique { bucket: name.to_owned(), source }))?;
+                    placed.map_err(|source| invalid_row(StoreError::NotUnique { bucket: name.to_owned(), source }))?;
                 record_change(ordinal, old, Some(row));
             }
             None if write.key.is_empty() => {
@@ -129,11 +131,11 @@ impl Loader {
                     bucket.entries().for_each(|(ordinal, row)| record_change(ordinal, Some(row.clone()), None));
                     bucket.clear();
                 };
-                self.state.change(name, clear).map_err(undefined)?;
+                self.state.change_bucket(name, clear).map_err(undefined)?;
             }
             None => {
                 let key = IndexKey::of_bytes(write.key);
-                let taken = self.state.change(name, |bucket| bucket.take_key(&key)).map_err(undefined)?;
+                let taken = self.state.change_bucket(name, |bucket| bucket.remove_key(&key)).map_err(undefined)?;
                 let Some((ordinal, row)) = taken else { return Ok(()) };
                 if name == BUCKETS
                     && let Some(dropped) = catalog::name_of(&row)
@@ -146,24 +148,24 @@ impl Loader {
         Ok(())
     }
 
-    /// Defines the bucket that a row of [`BUCKETS`] describes, or redefines it.
+    /// Defines or redefines the bucket that a row of [`BUCKETS`] describes.
     fn define(&mut self, row: &Row) -> Result<(), InvalidData> {
-        let wrong = |problem| InvalidData::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
+        let invalid_row = |problem| InvalidData::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
         let defined = catalog::bucket_of(row).unwrap_or(Err(crate::RowError::Malformed.into()));
-        let (name, definition) = defined.map_err(wrong)?;
+        let (name, definition) = defined.map_err(invalid_row)?;
         let (is_system, definition) = (catalog::is_system(row), Arc::new(definition));
         let is_allowed = if is_system { is_system_name(&name) } else { !self.state.is_hidden(&name) };
         if !is_allowed || is_system && self.state.bucket(&name).is_ok() {
-            return Err(wrong(crate::RowError::Malformed.into()));
+            return Err(invalid_row(crate::RowError::Malformed.into()));
         }
-        let bucket = match self.state.any(&name) {
+        let bucket = match self.state.any_bucket(&name) {
             Err(_) => Bucket::new(definition),
             Ok((_, bucket)) => bucket
                 .redefine(definition)
-                .map_err(|source| wrong(StoreError::NotUnique { bucket: name.clone(), source }))?,
+                .map_err(|source| invalid_row(StoreError::NotUnique { bucket: name.clone(), source }))?,
         };
         if is_system {
-            // Hidden until the program declares it.
+            // The bucket is hidden until the program declares it.
             self.state.install_system(&name, bucket, false);
         } else {
             self.state.install(&name, bucket);

@@ -32,8 +32,8 @@ enum ReplyState<T> {
 }
 
 impl<T> ReplySlot<T> {
-    /// Sets the state if the receiver still waits. Returns its waker, or gives the state back if it does not wait.
-    fn end(&self, state: ReplyState<T>) -> (Option<Waker>, Option<ReplyState<T>>) {
+    /// Sets the final state if the receiver still waits. Returns the waker of the receiver, or the state if it does not wait.
+    fn complete(&self, state: ReplyState<T>) -> (Option<Waker>, Option<ReplyState<T>>) {
         let mut current = lock(&self.0);
         match &mut *current {
             ReplyState::Waiting(waker) => {
@@ -41,23 +41,23 @@ impl<T> ReplySlot<T> {
                 *current = state;
                 (waker, None)
             }
-            // The caller drops it after the lock is released.
+            // The caller drops the state after the lock is released.
             ReplyState::Sent(_) | ReplyState::Ended => (None, Some(state)),
         }
     }
 }
 
 impl<T> ReplySender<T> {
-    /// Sends the reply. Returns the waker of the receiver, to be woken by the caller.
+    /// Sends the reply. Returns the waker of the receiver, which the caller must wake.
     #[must_use]
     pub(super) fn send(self, value: T) -> Option<Waker> {
-        self.0.end(ReplyState::Sent(value)).0
+        self.0.complete(ReplyState::Sent(value)).0
     }
 }
 
 impl<T> Drop for ReplySender<T> {
     fn drop(&mut self) {
-        if let (Some(waker), _) = self.0.end(ReplyState::Ended) {
+        if let (Some(waker), _) = self.0.complete(ReplyState::Ended) {
             waker.wake();
         }
     }

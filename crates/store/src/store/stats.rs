@@ -48,9 +48,9 @@ pub struct StoreStats {
     pub commits: u64,
     /// Writes that were rejected. They had no effect.
     pub refused: u64,
-    /// Writes that were canceled before they were queued, by the caller or because the store was closed.
+    /// Held-back writes that were canceled, by the caller or because the store was closed.
     pub abandoned: u64,
-    /// Groups of writes that the engine did not store.
+    /// Groups of writes that the engine did not store, and expired records whose deletion is too large for a commit.
     pub not_kept: u64,
     /// Records deleted because they had expired.
     pub swept: u64,
@@ -85,8 +85,8 @@ pub struct BucketStats {
 
 /// The statistics of all ordinary buckets of one snapshot, as a slice.
 ///
-/// Most callers need only totals, and there may be thousands of buckets, so the list is computed when it is first read. It keeps
-/// the snapshot alive.
+/// The list is computed when it is first read, because most callers need only totals, and a store may have thousands of buckets. It
+/// keeps the snapshot alive.
 #[derive(Clone)]
 pub struct BucketList {
     snapshot: Arc<Snapshot>,
@@ -152,7 +152,7 @@ impl StoreStats {
             queued_bytes: queued.bytes,
             commits: count(&shared.counters.commits),
             refused: count(&shared.counters.refused),
-            abandoned: shared.queue.abandoned(),
+            abandoned: shared.queue.canceled_writes(),
             not_kept: count(&shared.counters.not_kept),
             swept: count(&shared.counters.swept),
             evicted_replies: count(&shared.counters.evicted_replies),

@@ -3,9 +3,9 @@
 //! An import consists of ordinary commits, so positions stay valid and the epoch does not change. A restored backup gets a new
 //! epoch.
 //!
-//! An export has one JSON object per line: a head, every bucket and named query with its configuration, every record with its
-//! bucket, and an end with the number of records, so that a truncated file is noticed. System buckets are named as such: a
-//! program imports those that it declares.
+//! An export has one JSON object per line: a header, every bucket and named query with its configuration, every record with its
+//! bucket, and an end with the number of records, so that a truncated file is detected. Lines of system buckets have the member
+//! `system`: a program can import only the system buckets that it declares.
 //!
 //! ```text
 //! {"tidewire":"export","version":1}
@@ -32,11 +32,11 @@ use crate::{Draft, Position, StoreError};
 /// Bytes of lines that are imported in one commit.
 const IMPORT_BATCH_BYTES: usize = 1 << 20;
 
-/// Why a backup or checkpoint failed. The store is unchanged.
+/// The error of a backup or checkpoint. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MaintenanceError {
-    /// The engine could not begin.
+    /// The engine could not begin the backup or checkpoint.
     #[error(transparent)]
     Engine(EngineError),
     /// The backup failed.
@@ -62,7 +62,7 @@ pub struct Imported {
     pub records: u64,
 }
 
-/// Why an import failed.
+/// The error of an import.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {problem}")]
 #[non_exhaustive]
@@ -97,7 +97,7 @@ pub enum ImportProblem {
     },
     /// The first line is not the header of an export of this version.
     #[error("expected the header {{\"tidewire\":\"export\",\"version\":1}}")]
-    Head,
+    Header,
     /// The line is longer than the largest record.
     #[error("the line is longer than {max} bytes")]
     TooLong {
@@ -116,8 +116,8 @@ pub enum ImportProblem {
 }
 
 impl Store {
-    /// Copies the store into a directory that is empty or does not exist, while writes continue, and waits until the copy is
-    /// durable. Returns the position of the last commit in it. To use the copy, restore it: see
+    /// Copies the store into a directory that is empty or does not exist, while writes continue. Blocks until the copy is durable.
+    /// Returns the position of the last commit in it. To use the copy, restore it: see
     /// [`Embedded::restore`](crate::engine::Embedded::restore).
     pub fn backup(&self, dir: &Path) -> Result<Position, MaintenanceError> {
         let (reply, begun) = oneshot::channel();
@@ -154,12 +154,12 @@ impl Store {
         Ok(exported)
     }
 
-    /// Imports the lines that [`export`](Self::export) wrote. A bucket or query that is defined must have the same
-    /// configuration; a system bucket must be declared, and its records must pass the declared schema. A record replaces the
-    /// one with its key. Records keep their versions and times. They are checked against their schema; their references are not
-    /// checked, because the target may follow later in the export.
+    /// Imports the lines that [`export`](Self::export) wrote. A bucket or query that is already defined must have the same
+    /// configuration, and a system bucket must be declared. A record replaces the record with the same key. Records keep their
+    /// versions and times. They must match the schema; references are not checked, because the target may follow later in the
+    /// export.
     ///
-    /// An import is made in many commits. If it fails, the commits before the error remain.
+    /// An import consists of many commits. If it fails, the commits before the error remain.
     pub fn import(&self, from: impl BufRead) -> Result<Imported, ImportError> {
         Import { store: self, imported: Imported::default(), line: 0, batch: Vec::new(), bytes: 0, records: 0 }
             .run(from)
@@ -168,7 +168,7 @@ impl Store {
 
 /// A line of an export.
 enum Line {
-    Head,
+    Header,
     Bucket(String, Json),
     System(String),
     Query(String, Json),
@@ -181,7 +181,7 @@ impl Line {
         let Json::Object(mut members) = serde_json::from_slice(line)? else { return Err(ImportProblem::Unknown) };
         let mut take = |name: &str| members.swap_remove(name);
         if take("tidewire") == Some(json!("export")) && take("version") == Some(json!(1)) {
-            return Ok(Self::Head);
+            return Ok(Self::Header);
         }
         if let Some(records) = take("end") {
             return Ok(Self::End(records));
@@ -225,7 +225,7 @@ impl Import<'_> {
         loop {
             self.line += 1;
             line.clear();
-            match self.read(&mut from, &mut line).and_then(|()| self.take(&line)) {
+            match self.read_line(&mut from, &mut line).and_then(|()| self.import_line(&line)) {
                 Ok(false) => {}
                 Ok(true) => return Ok(self.imported),
                 Err(problem) => {
@@ -235,7 +235,7 @@ impl Import<'_> {
         }
     }
 
-    fn read(&self, from: &mut impl BufRead, line: &mut Vec<u8>) -> Result<(), ImportProblem> {
+    fn read_line(&self, from: &mut impl BufRead, line: &mut Vec<u8>) -> Result<(), ImportProblem> {
         // The record, its bucket and the JSON around them.
         let max = self.store.shared().limits.max_record_bytes.saturating_add(1 << 12);
         from.by_ref().take(max as u64).read_until(b'\n', line)?;
@@ -245,11 +245,11 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Imports a line. Returns whether it was the last one.
-    fn take(&mut self, line: &[u8]) -> Result<bool, ImportProblem> {
+    /// Imports a line. Returns whether it was the last line of the export.
+    fn import_line(&mut self, line: &[u8]) -> Result<bool, ImportProblem> {
         let parsed = Line::parse(line);
         if self.line == 1 {
-            return if matches!(parsed, Ok(Line::Head)) { Ok(false) } else { Err(ImportProblem::Head) };
+            return if matches!(parsed, Ok(Line::Header)) { Ok(false) } else { Err(ImportProblem::Header) };
         }
         if line.is_empty() {
             self.commit()?;
@@ -287,7 +287,7 @@ impl Import<'_> {
             }
             Line::End(records) if records == json!(self.records) => Ok(true),
             Line::End(_) => Err(ImportProblem::Incomplete { records: self.records }),
-            Line::Head | Line::Record(..) => Err(ImportProblem::Unknown),
+            Line::Header | Line::Record(..) => Err(ImportProblem::Unknown),
         }
     }
 

@@ -2,10 +2,11 @@
 //!
 //! It owns the engine and the head, a draft with the published state and the changes since. It runs queued writes on the head, one
 //! after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
-//! commits to the history, and replies to the callers. So readers see no partial write, and no write that could still be lost.
+//! commits to the history, and replies to the callers. Readers therefore see no partial write, and no write that could still be
+//! lost.
 //!
-//! Writes are taken one at a time from a queue that is fair between owners, and a group is limited in time. So a write waits for
-//! the current group, and then for writes of other owners that are as cheap as itself.
+//! Writes are taken one at a time from a queue that is fair between owners (`fair_queue`), and a group is limited in time, so a
+//! write is not delayed by the backlogs of other owners.
 //!
 //! All replies wait for the group, rejections included: a rejection may depend on an earlier write of the group, and a reply must
 //! not reveal a write that a crash could still undo. If the engine fails, the head is reset to the published state.
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::engine_writes::EngineWrites;
 use super::history::Commit;
 use super::pending::WriteError;
-use super::queue::{Job, Message, Taken};
+use super::queue::{Job, Message, Received};
 use super::reply::wake_all;
 use super::{Snapshot, StoreShared};
 use crate::draft::Sweep;
@@ -27,16 +28,16 @@ use crate::replies::is_eviction;
 use crate::{Cause, Change, Draft, Position, State};
 
 /// Limits of a group: the number of writes, the bytes of the commits, and the time to run the writes. A group that reaches one of
-/// them is committed. With these limits the cost of a sync is small compared to the group, and a write that arrives meanwhile
-/// waits only a few milliseconds.
+/// them is committed. With these limits a sync costs little compared to a full group, and a write that arrives meanwhile waits only
+/// a few milliseconds.
 const MAX_GROUP_WRITES: usize = 1024;
 const MAX_GROUP_BYTES: usize = 1 << 20;
 const MAX_GROUP_TIME: Duration = Duration::from_millis(4);
-/// Estimated work of a write in nanoseconds, besides its reads, which the budget counts: per write, per changed record and per byte.
-/// The time is not measured, because that would charge a write for other threads that ran meanwhile.
-const WRITE_WORK: u64 = 1000;
-const CHANGE_WORK: u64 = 1000;
-const BYTE_WORK: u64 = 4;
+/// Estimated work of a write in nanoseconds: per write, per changed record and per byte. The work of its reads is added. The time is
+/// not measured, because that would charge a write for other threads that ran meanwhile.
+const WORK_PER_WRITE: u64 = 1000;
+const WORK_PER_CHANGE: u64 = 1000;
+const WORK_PER_BYTE: u64 = 4;
 /// Number of records that a sweep examines per commit.
 const SWEEP_BATCH_RECORDS: usize = 1000;
 /// Delay after each group while the log is longer than its limit.
@@ -47,22 +48,24 @@ const CHECKPOINT_RETRY_DELAY: Duration = Duration::from_secs(10);
 pub(super) struct Writer {
     shared: Arc<StoreShared>,
     engine: Box<dyn Engine>,
-    /// The published state and the writes since.
+    /// The published state and the writes after it.
     head: Draft,
     group: Group,
-    /// The work of the last write.
+    /// The work of the last write in nanoseconds, until it is charged to its owner.
     last_work: u64,
     /// The error after which writes are rejected.
     stopped: Option<Arc<EngineError>>,
     /// The time of the last sweep.
-    swept: Instant,
+    last_sweep: Instant,
     /// The current sweep.
     sweep: Sweep,
+    /// The running checkpoint that the writer has started.
     checkpoint: Option<JoinHandle<Result<Position, CheckpointError>>>,
+    /// The time before which no checkpoint is started, because the last one failed.
     checkpoint_after: Option<Instant>,
 }
 
-/// Writes that have run and are committed together.
+/// Writes that have run and will be committed together.
 #[derive(Default)]
 struct Group {
     /// The writes whose callers wait for a reply.
@@ -78,7 +81,7 @@ impl Group {
     }
 }
 
-/// A commit that is not stored yet.
+/// A commit that the engine has not stored yet.
 struct Uncommitted {
     cause: Cause,
     changes: Vec<Change>,
@@ -94,7 +97,7 @@ impl Writer {
             group: Group::default(),
             last_work: 0,
             stopped: None,
-            swept: Instant::now(),
+            last_sweep: Instant::now(),
             sweep: Sweep::default(),
             checkpoint: None,
             checkpoint_after: None,
@@ -109,9 +112,9 @@ impl Writer {
         let mut until = self.next_maintenance();
         loop {
             match self.shared.queue.wait(std::mem::take(&mut self.last_work), until) {
-                Taken::Message(message) => self.work_group(message),
-                Taken::TimedOut => self.set_now(),
-                Taken::Closed => break,
+                Received::Message(message) => self.handle_group(message),
+                Received::TimedOut => self.set_now(),
+                Received::Closed => break,
             }
             self.run_maintenance();
             until = self.next_maintenance();
@@ -128,13 +131,13 @@ impl Writer {
     }
 
     /// Handles queued messages until the group is full, and commits the group.
-    fn work_group(&mut self, first: Message) {
+    fn handle_group(&mut self, first: Message) {
         self.set_now();
         let start = Instant::now();
         let mut next = Some(first);
         while let Some(message) = next {
-            self.work(message);
-            // Writes that arrived meanwhile join the group and share its sync.
+            self.handle(message);
+            // Writes that arrive meanwhile join the group and share its sync.
             if self.group.is_full() || start.elapsed() >= MAX_GROUP_TIME {
                 break;
             }
@@ -144,7 +147,7 @@ impl Writer {
         let _ = self.flush();
     }
 
-    fn work(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         match message {
             Message::Write(job) => self.write(job),
             // The caller may have gone away.
@@ -157,7 +160,6 @@ impl Writer {
                 let _ = self.flush();
                 let _ = reply.send(self.engine.backup(&dir));
             }
-            // Handled at once, even if no write follows.
             Message::CheckpointEnded => {
                 if let Some(ended) = self.checkpoint.take() {
                     self.finish_checkpoint(ended);
@@ -169,26 +171,27 @@ impl Writer {
 
     /// Runs a write on the head and adds it to the group.
     fn write(&mut self, mut job: Box<dyn Job>) {
-        // A commit has at most half of the bytes of a group. It joins a group with at most half, so it always fits.
+        // A commit has at most half of the bytes of a group, and joins a group that is at most half full, so it always fits.
         if self.group.bytes > self.engine.max_group_bytes() / 2 {
             // An error is reported to the callers.
             let _ = self.flush();
         }
         if let Some(cause) = &self.stopped {
             self.shared.counters.refused.fetch_add(1, Relaxed);
-            wake_all(Vec::from_iter(job.end(Err(WriteError::Stopped(Arc::clone(cause))))));
+            wake_all(Vec::from_iter(job.send_result(Err(WriteError::Stopped(Arc::clone(cause))))));
             return;
         }
         self.head.reset_read_work();
         let before = self.group.bytes;
         let mut is_done = job.run(&mut self.head);
         let changed = self.head.changes().0.len() as u64;
-        if is_done && let Err(error) = self.commit_changes(job.cause()) {
+        if is_done && let Err(error) = self.add_write_to_group(job.cause()) {
             job.reject(error);
             is_done = false;
         }
         let bytes = (self.group.bytes - before) as u64;
-        self.last_work = self.head.read_work().saturating_add(WRITE_WORK + changed * CHANGE_WORK + bytes * BYTE_WORK);
+        self.last_work =
+            self.head.read_work().saturating_add(WORK_PER_WRITE + changed * WORK_PER_CHANGE + bytes * WORK_PER_BYTE);
         self.group.jobs.push(job);
         if !is_done {
             self.shared.counters.refused.fetch_add(1, Relaxed);
@@ -198,14 +201,14 @@ impl Writer {
         }
     }
 
-    /// Moves the changes of a write into the group, unless they are too large or the store is full.
-    fn commit_changes(&mut self, cause: Cause) -> Result<(), WriteError> {
+    /// Moves the changes of a write from the head into the group. Fails if they are too large or the store is full.
+    fn add_write_to_group(&mut self, cause: Cause) -> Result<(), WriteError> {
         self.head.check_store_bytes()?;
-        self.take_changes(cause)
+        self.add_changes_to_group(cause)
     }
 
-    /// Moves the changes of the head into the group, unless they are too large.
-    fn take_changes(&mut self, cause: Cause) -> Result<(), WriteError> {
+    /// Moves the changes of the head into the group as one commit. Fails if they are too large.
+    fn add_changes_to_group(&mut self, cause: Cause) -> Result<(), WriteError> {
         let (changes, cleared) = self.head.changes();
         if changes.is_empty() {
             return Ok(());
@@ -220,11 +223,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Resets the head after a panic left it in an inconsistent state, and fails all writes of the group.
+    /// Fails all writes of the group and resets the head, which a panic has left in an inconsistent state.
     fn abort_group(&mut self) {
         tracing::error!("write panicked during a change of the state; its group of writes was aborted");
         self.reset_head();
-        answer(std::mem::take(&mut self.group).jobs, &Err(WriteError::Panicked));
+        send_replies(std::mem::take(&mut self.group).jobs, &Err(WriteError::Panicked));
     }
 
     fn reset_head(&mut self) {
@@ -232,12 +235,12 @@ impl Writer {
         self.head = Draft::new(state, self.head.now()).with_limits(self.shared.limits);
     }
 
-    /// Commits the group, publishes it, and replies to its callers.
+    /// Commits and publishes the group, and replies to its callers.
     fn flush(&mut self) -> Result<(), WriteError> {
         let Group { jobs, commits, .. } = std::mem::take(&mut self.group);
         let stored = if commits.is_empty() { Ok(()) } else { self.commit_group(commits) };
         *self.shared.engine_stats() = self.engine.stats();
-        answer(jobs, &stored);
+        send_replies(jobs, &stored);
         stored
     }
 
@@ -271,7 +274,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Resets the head after the engine rejected a group or failed.
+    /// Resets the head after the engine rejected a group or failed. Returns the error for the callers.
     fn fail(&mut self, error: EngineError) -> WriteError {
         self.shared.counters.not_kept.fetch_add(1, Relaxed);
         self.reset_head();
@@ -292,19 +295,19 @@ impl Writer {
         }
     }
 
-    /// Returns when the next maintenance task is due: a sync, a sweep or a checkpoint.
+    /// Returns the time of the next maintenance task: a sync, a sweep or a checkpoint.
     fn next_maintenance(&self) -> Option<Instant> {
         let sweep = || {
             let interval = self.shared.sweep_interval?;
             let expiry = self.head.state().next_expiry()?;
             let left = Duration::from_millis(expiry.saturating_sub(self.shared.clock.now()));
-            Some(self.swept.checked_add(interval)?.max(Instant::now().checked_add(left)?))
+            Some(self.last_sweep.checked_add(interval)?.max(Instant::now().checked_add(left)?))
         };
         if self.stopped.is_some() {
             return None;
         }
         let retry = self.checkpoint_after.filter(|_| self.checkpoint.is_none() && self.engine.needs_checkpoint());
-        [self.engine.sync_due(), sweep(), retry].into_iter().flatten().min()
+        [self.engine.sync_deadline(), sweep(), retry].into_iter().flatten().min()
     }
 
     fn run_maintenance(&mut self) {
@@ -312,25 +315,25 @@ impl Writer {
             return;
         }
         let now = Instant::now();
-        if self.engine.sync_due().is_some_and(|due| due <= now)
+        if self.engine.sync_deadline().is_some_and(|deadline| deadline <= now)
             && let Err(error) = self.engine.sync()
         {
             self.stop(Arc::new(error));
             return;
         }
-        if self.shared.sweep_interval.is_some_and(|interval| now.duration_since(self.swept) >= interval) {
+        if self.shared.sweep_interval.is_some_and(|interval| now.duration_since(self.last_sweep) >= interval) {
             self.sweep(now);
         }
         self.manage_log(now);
         *self.shared.engine_stats() = self.engine.stats();
     }
 
-    /// Continues the current sweep, or begins one. The next sweep is due one interval after this one is done.
+    /// Continues the current sweep, or begins one. The next sweep begins one interval after this one is done.
     fn sweep(&mut self, at: Instant) {
         if self.sweep.is_done() {
             self.sweep = self.head.begin_sweep();
         }
-        let swept = self.sweep_some();
+        let swept = self.sweep_batch();
         if self.flush().is_ok() {
             self.shared.counters.swept.fetch_add(swept as u64, Relaxed);
         } else {
@@ -338,17 +341,18 @@ impl Writer {
             self.sweep = Sweep::default();
         }
         if self.sweep.is_done() {
-            self.swept = at;
+            self.last_sweep = at;
         }
     }
 
-    /// Adds a part of the sweep to the group, as much as fits into a commit. Returns the number of deleted records.
-    fn sweep_some(&mut self) -> usize {
+    /// Deletes a batch of expired records, as many as fit into a commit, and adds the commit to the group. Returns the number of
+    /// deleted records.
+    fn sweep_batch(&mut self) -> usize {
         let mut count = SWEEP_BATCH_RECORDS;
         loop {
             let mut sweep = self.sweep.clone();
-            let swept = self.head.sweep_some(&mut sweep, count);
-            let is_taken = self.take_changes(Cause::default()).is_ok();
+            let swept = self.head.sweep_batch(&mut sweep, count);
+            let is_taken = self.add_changes_to_group(Cause::default()).is_ok();
             if is_taken || count == 1 {
                 self.sweep = sweep;
             }
@@ -366,7 +370,7 @@ impl Writer {
         }
     }
 
-    /// Begins a checkpoint if it is due, and delays the writer while the log is longer than its limit.
+    /// Begins a checkpoint if the log is long enough, and delays the writer while the log is longer than its limit.
     fn manage_log(&mut self, now: Instant) {
         let may_begin = self.checkpoint.is_none() && self.checkpoint_after.is_none_or(|after| now >= after);
         if may_begin && self.engine.needs_checkpoint() {
@@ -380,7 +384,7 @@ impl Writer {
     fn begin_checkpoint(&mut self) {
         let checkpoint = match self.engine.checkpoint() {
             Ok(checkpoint) => checkpoint,
-            // It was started by `Store::checkpoint`.
+            // `Store::checkpoint` is running one.
             Err(EngineError::CheckpointRunning) => return,
             Err(error) => return self.stop(Arc::new(error)),
         };
@@ -418,18 +422,18 @@ impl Writer {
 }
 
 /// Sends all replies, and then wakes the callers.
-fn answer(jobs: Vec<Box<dyn Job>>, stored: &Result<(), WriteError>) {
-    wake_all(jobs.into_iter().filter_map(|job| job.end(stored.clone())).collect());
+fn send_replies(jobs: Vec<Box<dyn Job>>, stored: &Result<(), WriteError>) {
+    wake_all(jobs.into_iter().filter_map(|job| job.send_result(stored.clone())).collect());
 }
 
 /// Returns all rows of persistent buckets in insertion order, definitions first. The key of a row is part of its text.
 pub(super) fn stored_rows(state: &State) -> impl Iterator<Item = StoredRow<'_>> {
-    state.all().filter(|(_, bucket)| bucket.definition().persistent).flat_map(|(name, bucket)| {
+    state.all_buckets().filter(|(_, bucket)| bucket.definition().persistent).flat_map(|(name, bucket)| {
         bucket.rows().map(move |row| StoredRow { bucket: name, key: &[], row: row.text().as_bytes() })
     })
 }
 
-/// Notifies the writer when dropped, so that it also learns of a checkpoint that panicked.
+/// Notifies the writer when dropped, even if the checkpoint panicked.
 struct CheckpointEnded(Arc<StoreShared>);
 
 impl Drop for CheckpointEnded {
@@ -438,12 +442,12 @@ impl Drop for CheckpointEnded {
     }
 }
 
-/// Closes the queue and the history when dropped, also if the writer panicked.
+/// Closes the queue and the history when dropped, even if the writer panicked.
 struct CloseOnDrop(Arc<StoreShared>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        self.0.queue.abandon();
+        self.0.queue.close_and_clear();
         self.0.history.close();
     }
 }

@@ -3,7 +3,7 @@
 mod todo;
 
 #[test]
-fn todo_list_persists_between_calls() {
+fn todo_list_persists_between_commands() {
     let dir = tempfile::tempdir().unwrap();
     let todo = |arguments: &[&str]| todo::run(dir.path(), arguments);
     assert_eq!(todo(&["list"]).unwrap(), "0 done\n");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::{ProgrammaticQuery, RequestError, View};
-use tidewire_store::Answer;
+use tidewire_store::QueryOutput;
 
 use super::policy::{Access, BARRIER, BUCKETS, Policy};
 use super::random::Random;
@@ -125,8 +125,8 @@ impl ProgrammaticQuery for BarrierQuery {
 
 fn records(view: &View<'_>, bucket: &str) -> Result<Json, RequestError> {
     match view.query(&json!({"bucket": bucket}))? {
-        Answer::Records(records) => Ok(records.into()),
-        Answer::Value(other) => panic!("expected records, got {other:?}"),
+        QueryOutput::Records(records) => Ok(records.into()),
+        QueryOutput::Value(other) => panic!("expected records, got {other:?}"),
     }
 }
 

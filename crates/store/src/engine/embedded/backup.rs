@@ -1,11 +1,11 @@
 //! Backups: copies of the newest snapshot and of the log after it.
 //!
 //! A backup of an open engine runs while commits continue; files that are being copied are not recycled. A backup of a directory
-//! that is not open first reads and checks all of it. A backup is restored by copying it in the same way and giving the copy a
-//! new epoch.
+//! that is not open first reads and checks the whole directory. A restore copies a backup in the same way, and gives the copy a new
+//! epoch.
 //!
-//! A marker file in the target exists from before the first copied file until the copy is durable. So a crash leaves a directory
-//! that cannot be opened, and a restored directory is never opened with the epoch of the original.
+//! A marker file exists in the target from before the first copied file until the copy is durable. A crash therefore leaves a
+//! directory that cannot be opened, and a restored directory is never opened with the epoch of the original.
 
 use std::fmt;
 use std::io;
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use super::super::{Disk, DiskFile};
 use super::data_dir::{DataDir, Listing, UNFINISHED_BACKUP, create_dir};
 use super::recovery::{OpenError, Recovery, recover};
-use super::segment::PAGE;
-use super::snapshot::fill;
+use super::segment::PAGE_BYTES;
+use super::snapshot::read_fully;
 use crate::Position;
 
 /// A backup that has begun. Dropping it abandons it.
@@ -28,13 +28,13 @@ pub struct Backup {
     dir: PathBuf,
     position: Position,
     snapshot: Option<PathBuf>,
-    /// The first segment.
+    /// The number of the first segment.
     first: u64,
-    /// The last segment, and the number of its bytes that are copied.
+    /// The number of the last segment, and the number of its bytes to copy.
     end: (u64, u64),
 }
 
-/// Why a backup failed. The original is unchanged.
+/// The error of a backup. The original is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
@@ -54,8 +54,8 @@ pub enum BackupError {
     },
 }
 
-/// Why a directory was not copied, by [`Embedded::backup_dir`](super::Embedded::backup_dir) or
-/// [`Embedded::restore`](super::Embedded::restore). The original is unchanged.
+/// The error of [`Embedded::backup_dir`](super::Embedded::backup_dir) and [`Embedded::restore`](super::Embedded::restore). The
+/// original is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
@@ -81,8 +81,8 @@ impl Backup {
         Self { data_dir: Arc::clone(data_dir), dir: dir.to_owned(), position, snapshot, first, end }
     }
 
-    /// Begins a backup of a directory that is not open, after reading and checking all of it. The directory is locked until the
-    /// backup ends.
+    /// Begins a backup of a directory that is not open, after reading and checking the whole directory. The directory is locked until
+    /// the backup ends.
     pub(super) fn of_dir(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Self, CopyError> {
         let failed = |source| OpenError::Io { file: from.to_owned(), source };
         let no_data = || CopyError::NoData { dir: from.to_owned() };
@@ -97,7 +97,7 @@ impl Backup {
         let lock = disk.lock(&from.join("lock")).map_err(failed)?;
         let lock = lock.ok_or_else(|| OpenError::Locked { dir: from.to_owned() })?;
         let listing = Listing::read(&**disk, from).map_err(failed)?;
-        // Nothing is created or removed here: no segment length is needed, and all spare segments are kept.
+        // A backup creates and removes no segments, so it needs no segment length and keeps all spare segments.
         let data_dir = Arc::new(DataDir::new(Arc::clone(disk), from, lock, 0, usize::MAX).map_err(failed)?);
         let found = recover(&data_dir, &listing, &mut |_| {})?.ok_or_else(no_data)?;
         let position = Position { epoch: found.cursor.epoch, sequence: found.cursor.sequence - 1 };
@@ -141,7 +141,7 @@ fn sync_dir(disk: &dyn Disk, dir: &Path) -> Result<(), BackupError> {
     disk.open_dir(dir).and_then(|dir| dir.sync()).map_err(failed(dir))
 }
 
-/// Fills a new or empty directory, which is marked as incomplete until that is done.
+/// Fills a new or empty directory, which is marked as incomplete until `fill` is done.
 fn fill_dir<T, E: From<BackupError>>(disk: &dyn Disk, dir: &Path, fill: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     create_dir(disk, dir).map_err(failed(dir))?;
     if !disk.list(dir).map_err(failed(dir))?.is_empty() {
@@ -184,18 +184,18 @@ fn copy(disk: &dyn Disk, from: &Path, to: &Path, len: u64) -> io::Result<()> {
     let mut offset = 0;
     while offset < len {
         let wanted = piece.len().min(usize::try_from(len - offset).unwrap_or(usize::MAX));
-        let filled = fill(&*source, &mut piece[..wanted], offset)?;
+        let filled = read_fully(&*source, &mut piece[..wanted], offset)?;
         if filled < wanted {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         target.write_at(&piece[..filled], offset)?;
         offset += filled as u64;
     }
-    let page = PAGE as u64;
+    let page = PAGE_BYTES as u64;
     let is_segment_end = !len.is_multiple_of(page) && source.len()? > len;
     if is_segment_end {
         let padding = len.next_multiple_of(page) - len;
-        target.write_at(&[0; PAGE][..usize::try_from(padding).unwrap_or(0)], len)?;
+        target.write_at(&[0; PAGE_BYTES][..usize::try_from(padding).unwrap_or(0)], len)?;
     }
     target.sync_all()
 }

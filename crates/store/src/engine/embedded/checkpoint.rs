@@ -1,4 +1,4 @@
-//! Checkpoints: a new snapshot, written while commits continue.
+//! Checkpoints, which write a new snapshot while commits continue.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ pub struct Checkpoint {
     job: Option<Job>,
 }
 
-/// Why a checkpoint failed. The log still has all commits.
+/// The error of a checkpoint. The log still has all commits.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -43,7 +43,8 @@ struct Job {
 }
 
 impl Checkpoint {
-    pub(in super::super) fn of_nothing(position: Position) -> Self {
+    /// Creates a checkpoint that writes nothing.
+    pub(in super::super) fn noop(position: Position) -> Self {
         Self { position, job: None }
     }
 
@@ -86,14 +87,14 @@ impl Checkpoint {
         match written {
             Ok((bytes, file)) => {
                 data_dir.reserve(file);
-                data_dir.replace(job.header.segment, SnapshotFile { path, bytes, appended: job.appended });
+                data_dir.set_snapshot(job.header.segment, SnapshotFile { path, bytes, appended: job.appended });
                 job.is_done = true;
                 Ok(self.position)
             }
             Err(source) => {
-                // Releases the space for the log.
+                // The log may need the space.
                 let _ = data_dir.disk.remove(&unfinished);
-                // If no descriptor is left, the next checkpoint runs without a reserved one.
+                // If no descriptor is left, the next checkpoint has no reserved descriptor.
                 let _ = data_dir.reserve_again();
                 Err(CheckpointError::Io { file: unfinished, source })
             }

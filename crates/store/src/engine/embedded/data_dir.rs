@@ -1,7 +1,7 @@
 //! The data directory: file names, the lock, and the files in use.
 //!
-//! Every user of the files holds the `DataDir`, and with it the lock: the directory is released when the last checkpoint, backup or
-//! preparation of a segment has ended.
+//! Every user of the files has a reference to the `DataDir`, which has the lock: the directory is unlocked when the engine is closed
+//! and the last checkpoint, backup and preparation of a segment have ended.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(super) struct DataDir {
     /// The directory, kept open so that syncing its entries needs no new file descriptor.
     pub(super) entries: Box<dyn DiskDir>,
     pub(super) segment_bytes: u64,
-    /// Limit of the spare segments. Further ones are removed.
+    /// Limit of the number of spare segments. Further spare segments are removed.
     pub(super) max_spares: usize,
     inventory: Mutex<Inventory>,
     /// A file that is kept open to reserve its descriptor for the next snapshot.
@@ -119,7 +119,7 @@ impl DataDir {
 
     /// Sets the newest snapshot and the first segment that a recovery reads. Files that are no longer needed are recycled or
     /// removed as soon as no backup is running.
-    pub(super) fn replace(&self, first: u64, snapshot: SnapshotFile) {
+    pub(super) fn set_snapshot(&self, first: u64, snapshot: SnapshotFile) {
         let mut inventory = self.inventory();
         let old = inventory.first..first;
         inventory.held_segments.extend(old);
@@ -132,7 +132,7 @@ impl DataDir {
         self.release(inventory);
     }
 
-    /// Keeps all files in use until [`unpin`](Self::unpin).
+    /// Prevents files in use from being recycled or removed until [`unpin`](Self::unpin).
     pub(super) fn pin(&self) -> MutexGuard<'_, Inventory> {
         let mut inventory = self.inventory();
         inventory.pins += 1;
@@ -145,6 +145,7 @@ impl DataDir {
         self.release(inventory);
     }
 
+    /// Recycles and removes the held files, unless a backup is running.
     fn release(&self, mut inventory: MutexGuard<'_, Inventory>) {
         if inventory.pins > 0 {
             return;
@@ -196,11 +197,13 @@ pub(super) fn snapshot_name(sequence: u64) -> String {
 /// The engine's files in a directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// In ascending order.
+    /// The numbers of the segments, in ascending order.
     pub(super) segments: Vec<u64>,
-    /// In ascending order.
+    /// The sequences of the snapshots, in ascending order.
     pub(super) snapshots: Vec<u64>,
+    /// The names of incomplete files.
     pub(super) unfinished: Vec<String>,
+    /// Whether the directory is an incomplete copy.
     pub(super) is_unfinished_backup: bool,
 }
 

@@ -7,32 +7,32 @@
 //! padding   to a multiple of 8
 //! ```
 //!
-//! The version of a segment names the layout of its payloads: see [`Layout`]. In version 1 a commit has no time, origin or depth.
-//! The time and the cause are logged so that the history can be rebuilt at start.
+//! The version of a segment identifies the layout of its payloads: see [`Layout`]. In version 1 a commit has no time, origin or
+//! depth. The time and the cause are logged so that the history can be rebuilt at start.
 //!
 //! Numbers are little-endian. A header has its own checksum, so its length can be trusted before the payload is read, and the
 //! search for headers after an invalid frame takes linear time.
 //!
-//! A frame has the ids of its log and segment, its number in the log, and the checksum of the previous frame. So old bytes of a
-//! recycled segment are never mistaken for current frames, and neither are frames after a frame that a crash removed.
+//! A frame has the ids of its log and segment, its number in the log, and the checksum of the previous frame. Old frames of a
+//! recycled segment, and frames after a frame that a crash removed, are therefore never mistaken for current frames.
 
 use super::super::{StoredRow, Write, WriteSet};
 use crate::Cause;
 
-/// The length of a header.
-pub(super) const HEADER: usize = 64;
-/// Frames begin at multiples of this.
-pub(super) const ALIGN: usize = 8;
+/// Length of a frame header.
+pub(super) const HEADER_BYTES: usize = 64;
+/// Frames begin at multiples of this offset.
+pub(super) const ALIGN_BYTES: usize = 8;
 
 const MAGIC: [u8; 3] = *b"TWf";
 const RELAXED: u8 = 0x80;
 const DELETED: u32 = u32::MAX;
-/// Bytes of the three lengths before a write.
-const LENGTHS: usize = 10;
-/// Bytes of the time and the cause of a commit.
-const METADATA: usize = 20;
-/// Bytes of the number of writes of a commit.
-const COUNT: usize = 4;
+/// Length of the three lengths at the start of a write.
+const LENGTHS_BYTES: usize = 10;
+/// Length of the time and the cause of a commit.
+const METADATA_BYTES: usize = 20;
+/// Length of the number of writes of a commit.
+const COUNT_BYTES: usize = 4;
 
 /// Layout of the commits in a segment; the discriminant is the version in the segment's header.
 ///
@@ -40,7 +40,7 @@ const COUNT: usize = 4;
 /// not mistaken for a torn tail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// Commits without time and cause. Read, and no longer written.
+    /// Commits without time and cause. This layout is read, but no longer written.
     Bare = 1,
     /// Commits with time and cause.
     Stamped = 2,
@@ -83,7 +83,7 @@ pub(super) struct FrameHeader {
     pub(super) segment: u64,
     /// The number of the frame in the log, counted from one.
     pub(super) number: u64,
-    /// The sequence of its first commit, or of the next commit if it has none.
+    /// The sequence of the first commit in the frame, or of the next commit if the frame has none.
     pub(super) sequence: u64,
     /// The number of the last frame that was durable when this one was written. If that frame is missing, the disk is corrupt: a
     /// crash cannot have removed it.
@@ -96,7 +96,7 @@ pub(super) struct FrameHeader {
 
 impl FrameHeader {
     /// Encodes the header. Returns its checksum.
-    pub(super) fn write(&self, out: &mut [u8; HEADER]) -> u32 {
+    pub(super) fn write(&self, out: &mut [u8; HEADER_BYTES]) -> u32 {
         out[..3].copy_from_slice(&MAGIC);
         out[3] = self.kind as u8 | if self.relaxed { RELAXED } else { 0 };
         out[8..12].copy_from_slice(&self.payload_crc.to_le_bytes());
@@ -115,7 +115,7 @@ impl FrameHeader {
 
     /// Decodes the header at the start of the bytes. Returns it and its checksum.
     pub(super) fn read(bytes: &[u8]) -> Option<(Self, u32)> {
-        let bytes: &[u8; HEADER] = bytes.first_chunk()?;
+        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
         if bytes[..3] != MAGIC {
             return None;
         }
@@ -142,7 +142,7 @@ impl FrameHeader {
         matches(crc, Self::crc(bytes)).then_some((header, crc))
     }
 
-    fn crc(bytes: &[u8; HEADER]) -> u32 {
+    fn crc(bytes: &[u8; HEADER_BYTES]) -> u32 {
         crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), &bytes[8..])
     }
 }
@@ -168,14 +168,15 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Returns the encoded length of a commit.
 pub(crate) fn encoded_len<'a>(writes: impl Iterator<Item = Write<'a>>) -> usize {
-    let len = |write: Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
-    METADATA + COUNT + writes.map(len).sum::<usize>()
+    let len =
+        |write: Write<'_>| LENGTHS_BYTES + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
+    METADATA_BYTES + COUNT_BYTES + writes.map(len).sum::<usize>()
 }
 
 /// Appends a commit in the current layout. The caller has checked its lengths.
 #[expect(clippy::cast_possible_truncation, reason = "the limit of a group is below u32::MAX")]
 pub(super) fn encode(commit: &WriteSet<'_>, out: &mut Vec<u8>) {
-    let mut head = [0; METADATA + COUNT];
+    let mut head = [0; METADATA_BYTES + COUNT_BYTES];
     head[..8].copy_from_slice(&commit.at.to_le_bytes());
     head[8..16].copy_from_slice(&commit.cause.origin.to_le_bytes());
     head[16..20].copy_from_slice(&commit.cause.depth.to_le_bytes());
@@ -205,7 +206,7 @@ fn put_lengths(bucket: &str, key: &[u8], row: u32, out: &mut Vec<u8>) {
 
 /// Decodes a write from the front of the bytes. Returns `None` if they are invalid.
 pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Write<'a>> {
-    let (lengths, mut rest) = bytes.split_first_chunk::<LENGTHS>()?;
+    let (lengths, mut rest) = bytes.split_first_chunk::<LENGTHS_BYTES>()?;
     let mut take = |len: usize| {
         let (taken, left) = rest.split_at_checked(len)?;
         rest = left;
@@ -223,36 +224,37 @@ pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Write<'a>> {
 
 /// Decodes a commit from the front of the bytes: its time, its cause and its writes. Returns `None` if they are invalid. A commit
 /// without metadata has time zero and the default cause.
-pub(super) fn take_commit<'a>(layout: Layout, bytes: &mut &'a [u8]) -> Option<(u64, Cause, Writes<'a>)> {
+pub(super) fn decode_commit<'a>(layout: Layout, bytes: &mut &'a [u8]) -> Option<(u64, Cause, Writes<'a>)> {
     let (at, cause) = match layout {
         Layout::Bare => (0, Cause::default()),
         Layout::Stamped => {
-            let (metadata, rest) = bytes.split_first_chunk::<METADATA>()?;
+            let (metadata, rest) = bytes.split_first_chunk::<METADATA_BYTES>()?;
             *bytes = rest;
             (u64_at(metadata, 0), Cause { origin: u64_at(metadata, 8), depth: u32_at(metadata, 16) })
         }
     };
-    Some((at, cause, Writes::take(bytes)?))
+    Some((at, cause, Writes::decode(bytes)?))
 }
 
 /// The writes of a recovered commit.
 #[derive(Debug, Clone)]
 pub struct Writes<'a> {
-    /// Encoded writes, which are known to be valid.
+    /// The encoded remaining writes, which are known to be valid.
     bytes: &'a [u8],
-    left: u32,
+    /// The number of remaining writes.
+    remaining: u32,
 }
 
 impl<'a> Writes<'a> {
     /// Decodes the number of writes and the writes from the front of the bytes. Returns `None` if they are invalid.
-    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
-        let (count, mut rest) = bytes.split_first_chunk::<COUNT>()?;
-        let (left, start) = (u32::from_le_bytes(*count), rest);
-        for _ in 0..left {
+    fn decode(bytes: &mut &'a [u8]) -> Option<Self> {
+        let (count, mut rest) = bytes.split_first_chunk::<COUNT_BYTES>()?;
+        let (remaining, start) = (u32::from_le_bytes(*count), rest);
+        for _ in 0..remaining {
             decode(&mut rest)?;
         }
         *bytes = rest;
-        Some(Self { bytes: &start[..start.len() - rest.len()], left })
+        Some(Self { bytes: &start[..start.len() - rest.len()], remaining })
     }
 }
 
@@ -260,12 +262,12 @@ impl<'a> Iterator for Writes<'a> {
     type Item = Write<'a>;
 
     fn next(&mut self) -> Option<Write<'a>> {
-        self.left = self.left.checked_sub(1)?;
+        self.remaining = self.remaining.checked_sub(1)?;
         decode(&mut self.bytes)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left as usize, Some(self.left as usize))
+        (self.remaining as usize, Some(self.remaining as usize))
     }
 }
 
@@ -292,16 +294,16 @@ mod tests {
             encode(&commit, &mut bytes);
             prop_assert_eq!(bytes.len(), commit.encoded_len());
             let mut rest = &bytes[..];
-            let (found_at, found_cause, found) = take_commit(Layout::Stamped, &mut rest).unwrap();
+            let (found_at, found_cause, found) = decode_commit(Layout::Stamped, &mut rest).unwrap();
             prop_assert_eq!((found_at, found_cause), (at, cause));
             prop_assert_eq!(found.collect::<Vec<_>>(), writes.clone());
             prop_assert!(rest.is_empty());
             for len in 0..bytes.len() {
-                prop_assert!(take_commit(Layout::Stamped, &mut &bytes[..len]).is_none());
+                prop_assert!(decode_commit(Layout::Stamped, &mut &bytes[..len]).is_none());
             }
             // Version 1 is the same without the metadata.
-            let mut rest = &bytes[METADATA..];
-            let (found_at, found_cause, found) = take_commit(Layout::Bare, &mut rest).unwrap();
+            let mut rest = &bytes[METADATA_BYTES..];
+            let (found_at, found_cause, found) = decode_commit(Layout::Bare, &mut rest).unwrap();
             prop_assert_eq!((found_at, found_cause), (0, Cause::default()));
             prop_assert_eq!(found.collect::<Vec<_>>(), writes);
             prop_assert!(rest.is_empty());
@@ -311,7 +313,7 @@ mod tests {
         fn decoding_arbitrary_bytes_does_not_panic(bytes in vec(any::<u8>(), 0..200)) {
             for layout in [Layout::Bare, Layout::Stamped] {
                 let mut rest = &bytes[..];
-                while let Some((_, _, writes)) = take_commit(layout, &mut rest) {
+                while let Some((_, _, writes)) = decode_commit(layout, &mut rest) {
                     prop_assert_eq!(writes.size_hint().0, writes.count());
                 }
             }
@@ -333,10 +335,10 @@ mod tests {
             chain: 8,
             count: 9,
         };
-        let mut bytes = [0; HEADER];
+        let mut bytes = [0; HEADER_BYTES];
         let crc = header.write(&mut bytes);
         assert_eq!(FrameHeader::read(&bytes), Some((header, crc)));
-        for bit in 0..HEADER * 8 {
+        for bit in 0..HEADER_BYTES * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(FrameHeader::read(&bytes), None, "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);

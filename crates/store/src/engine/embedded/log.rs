@@ -1,8 +1,8 @@
 //! The end of the log, to which groups are appended.
 //!
-//! A group is encoded after the bytes of the page in which the last group ended, padded with zeros to a full page, and written with
-//! one call into preallocated space: no read, no allocation, no change of metadata. Durable bytes of that page are rewritten
-//! unchanged, so a sector holds them whether the write reached it or not.
+//! A group is appended to the bytes of the page in which the last group ended, padded with zeros to a full page, and written with
+//! one call into preallocated space, without a read, an allocation or a change of metadata. The durable bytes of that page are
+//! rewritten unchanged, so a torn write does not change them.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use super::super::EngineError;
 use super::super::disk::is_out_of_descriptors;
 use super::data_dir::DataDir;
-use super::frame::{ALIGN, FrameHeader, FrameKind, HEADER, Layout};
-use super::segment::{MAX_SEGMENT_BYTES, PAGE, Segment, SegmentHeader};
+use super::frame::{ALIGN_BYTES, FrameHeader, FrameKind, HEADER_BYTES, Layout};
+use super::segment::{MAX_SEGMENT_BYTES, PAGE_BYTES, Segment, SegmentHeader};
 
 /// The state that links each frame to the previous one.
 #[derive(Debug, Clone, Copy)]
@@ -35,14 +35,14 @@ pub(super) struct Log {
     /// The next segment, once its preparation has begun.
     next: Option<Receiver<io::Result<Segment>>>,
     pub(super) cursor: Cursor,
-    /// The number of the last frame that is durable.
+    /// The number of the last durable frame.
     durable: u64,
     relaxed: bool,
     /// Offset of the buffer in the file: a multiple of the page size.
     page: u64,
     /// The written part of the page in which the last frame ended. After a rotation, the unwritten segment header.
     buffer: Vec<u8>,
-    /// Frames appended or recovered, in bytes.
+    /// The bytes of the frames that were appended or recovered.
     pub(super) appended: u64,
     pub(super) syncs: u64,
     has_failed: bool,
@@ -76,7 +76,7 @@ impl Log {
         }
     }
 
-    /// Sets the next segment, which already exists.
+    /// Uses an existing segment as the next segment.
     pub(super) fn set_next(&mut self, segment: Segment) {
         let (sender, receiver) = sync_channel(1);
         // The channel holds one message, and the receiver is alive.
@@ -92,10 +92,10 @@ impl Log {
         let (sender, receiver) = sync_channel(1);
         let (data_dir, number) = (Arc::clone(&self.data_dir), self.segment.number + 1);
         self.data_dir.disk.spawn(Box::new(move || {
-            let made = Segment::make(&data_dir, number, None);
+            let created = Segment::create(&data_dir, number, None);
             // The directory is unlocked before the receiver gets the result.
             drop(data_dir);
-            let _ = sender.send(made);
+            let _ = sender.send(created);
         }));
         self.next = Some(receiver);
     }
@@ -122,15 +122,15 @@ impl Log {
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), EngineError> {
         self.check()?;
-        let frame_len = (HEADER + len as usize).next_multiple_of(ALIGN);
+        let frame_len = (HEADER_BYTES + len as usize).next_multiple_of(ALIGN_BYTES);
         if self.page + (self.buffer.len() + frame_len) as u64 > self.segment.capacity {
             self.rotate_or_extend()?;
         }
         let start = self.buffer.len();
-        self.buffer.resize(start + HEADER, 0);
+        self.buffer.resize(start + HEADER_BYTES, 0);
         encode(&mut self.buffer);
-        debug_assert_eq!(self.buffer.len(), start + HEADER + len as usize);
-        let (before, payload) = self.buffer.split_at_mut(start + HEADER);
+        debug_assert_eq!(self.buffer.len(), start + HEADER_BYTES + len as usize);
+        let (before, payload) = self.buffer.split_at_mut(start + HEADER_BYTES);
         let Cursor { log, frame, sequence, chain, .. } = self.cursor;
         let header = FrameHeader {
             kind,
@@ -148,7 +148,7 @@ impl Log {
         let Some(header_bytes) = before.last_chunk_mut() else { return Ok(()) };
         let chain = header.write(header_bytes);
         let end = start + frame_len;
-        self.buffer.resize(end.next_multiple_of(PAGE), 0);
+        self.buffer.resize(end.next_multiple_of(PAGE_BYTES), 0);
         if let Err(source) = self.segment.file.write_at(&self.buffer, self.page) {
             return Err(self.fail(source));
         }
@@ -157,7 +157,7 @@ impl Log {
         self.cursor.chain = chain;
         self.appended += frame_len as u64;
 
-        let written = end / PAGE * PAGE;
+        let written = end / PAGE_BYTES * PAGE_BYTES;
         self.buffer.copy_within(written..end, 0);
         self.buffer.truncate(end - written);
         self.page += written as u64;
@@ -177,7 +177,7 @@ impl Log {
         Ok(())
     }
 
-    /// Continues in the next segment, or extends this one if no file descriptor is left for the next.
+    /// Continues in the next segment, or extends the current segment if no file descriptor is left for the next one.
     fn rotate_or_extend(&mut self) -> Result<(), EngineError> {
         let rotated = self.rotate();
         match &rotated {
@@ -193,7 +193,7 @@ impl Log {
             return Err(EngineError::NoSegment { file: self.data_dir.segment(number + 1), source });
         }
         self.syncs += 1;
-        // A failed sync may have lost frames that were written before.
+        // If this sync fails, frames that were written before may be lost.
         if let Err(source) = self.segment.file.sync_all() {
             return Err(self.fail(source));
         }
@@ -206,12 +206,12 @@ impl Log {
     /// Continues in the next segment, with the current layout. On [`EngineError::NoSegment`] nothing has changed.
     pub(super) fn rotate(&mut self) -> Result<(), EngineError> {
         let number = self.segment.number + 1;
-        let made = match self.next.take().map(|next| next.recv()) {
+        let created = match self.next.take().map(|next| next.recv()) {
             Some(Ok(Ok(segment))) => Ok(segment),
-            // The preparation failed or was not started. The cause may be temporary.
-            _ => Segment::make(&self.data_dir, number, None),
+            // The preparation failed or was not started. The cause may have been temporary.
+            _ => Segment::create(&self.data_dir, number, None),
         };
-        let next = made.map_err(|source| EngineError::NoSegment { file: self.data_dir.segment(number), source })?;
+        let next = created.map_err(|source| EngineError::NoSegment { file: self.data_dir.segment(number), source })?;
         self.sync()?;
         self.segment = next;
         let Cursor { log, epoch, frame, sequence, chain } = self.cursor;

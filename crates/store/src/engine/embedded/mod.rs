@@ -4,11 +4,11 @@
 //! lock                        held while the directory is open
 //! log-<number>                segments of the log
 //! snapshot-<sequence>         all rows as of a commit
-//! log.tmp, snapshot.tmp       incomplete, removed at the next opening
+//! log.tmp, snapshot.tmp       incomplete files, removed when the directory is opened again
 //! ```
 //!
-//! After a crash the log has a prefix of the groups, each complete, which includes every group that was reported as durable. The
-//! following rules guarantee this:
+//! After a crash the log has a prefix of complete groups, which includes every group that was reported as durable. The following
+//! rules guarantee this:
 //!
 //! 1. A group is one frame. The next frame is written after it, and under [`Durability::Always`] after it is durable.
 //! 2. A segment is durable to its end before the header of the next segment is written. The name of the next segment is durable
@@ -17,14 +17,14 @@
 //!    it replaces are recycled or removed when the rename is durable.
 //! 4. Opening rewrites and syncs the end of the log before it appends: after a kill or a failed sync there may be frames that can
 //!    be read and are not on disk.
-//! 5. All frames of a segment have one layout, named by the version in the segment header. If the last segment has an older
-//!    layout, opening continues in a new segment, with the same steps as when a segment is full.
+//! 5. All frames of a segment have one layout, which the version in the segment header identifies. If the last segment has an older
+//!    layout, the log continues in a new segment, with the same steps as when a segment is full.
 //!
 //! An open engine needs no further file descriptors for commits and checkpoints. It holds five: the lock, the directory, the
-//! current segment, the next segment, and one reserved for the next snapshot. A new segment uses the descriptor that the last one
-//! released. If another thread gets that descriptor first, the current segment is extended, up to 1 GiB. If another thread gets
-//! the reserved one, the checkpoint fails, and the log is kept until the next checkpoint succeeds. Backups need descriptors of
-//! their own.
+//! current segment, the next segment, and one reserved for the next snapshot. A new segment uses the descriptor that the last
+//! segment released. If another thread gets that descriptor first, the current segment is extended, up to 1 GiB. If another thread
+//! gets the reserved descriptor, the checkpoint fails, and the log is not shortened until the next checkpoint succeeds. Backups need
+//! descriptors of their own.
 
 mod backup;
 mod checkpoint;
@@ -44,7 +44,7 @@ use super::{Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressu
 use crate::Position;
 use data_dir::{DataDir, Listing, create_dir};
 use log::{Cursor, Log};
-use segment::{MAX_SEGMENT_BYTES, PAGE, Segment, SegmentHeader};
+use segment::{MAX_SEGMENT_BYTES, PAGE_BYTES, Segment, SegmentHeader};
 
 pub use backup::{Backup, BackupError, CopyError};
 pub use checkpoint::{Checkpoint, CheckpointError};
@@ -56,28 +56,28 @@ pub use recovery::{Corruption, OpenError, Recovered, Recovery, TornTail};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EmbeddedOptions {
-    /// When a commit is acknowledged. Default: [`Durability::Always`], so that no acknowledged commit is lost.
+    /// The point at which a commit is acknowledged. Default: [`Durability::Always`], so that no acknowledged commit is lost.
     pub durability: Durability,
     /// Length of a segment of the log in bytes, between 8 KiB and 1 GiB. Default: 16 MiB. A small store has two segments, and a
     /// new one is filled with zeros within milliseconds.
     pub segment_bytes: u64,
-    /// Limit of a group of commits in bytes, and at most the capacity of a segment. A single commit may have half of it. Default:
+    /// Limit of a group of commits in bytes, at most the capacity of a segment. A store permits a single commit half of it. Default:
     /// 8 MiB, enough for the largest request.
     pub max_group_bytes: usize,
-    /// Length of the log in bytes from which a checkpoint is due, if the log is also longer than the last snapshot. Default:
+    /// Length of the log in bytes above which a checkpoint is needed, if the log is also longer than the last snapshot. Default:
     /// 256 MiB, which is replayed in about a second.
     pub checkpoint_log_bytes: u64,
-    /// Length of the log in bytes from which commits are slowed down. At twice the length they are rejected. Default: 4 GiB, which
-    /// is reached only if checkpoints fail.
+    /// Length of the log in bytes above which commits are slowed down. Above twice this length they are rejected. Default: 4 GiB,
+    /// which is reached only if checkpoints fail.
     pub max_log_bytes: u64,
 }
 
-/// How a directory is opened.
+/// The purpose for which a directory is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenMode {
-    /// As a data directory.
+    /// To use it as a data directory.
     Normal,
-    /// As a copy that is being restored: it is still marked as incomplete, and gets a new epoch.
+    /// To complete a restored copy, which is still marked as incomplete and gets a new epoch.
     Restore,
 }
 
@@ -130,9 +130,12 @@ impl EmbeddedOptions {
     }
 
     fn within_limits(mut self) -> Self {
-        let page = PAGE as u64;
+        let page = PAGE_BYTES as u64;
         self.segment_bytes = self.segment_bytes.clamp(2 * page, MAX_SEGMENT_BYTES).next_multiple_of(page);
-        let capacity = usize::try_from(self.segment_bytes).unwrap_or(usize::MAX) - PAGE - frame::HEADER - frame::ALIGN;
+        let capacity = usize::try_from(self.segment_bytes).unwrap_or(usize::MAX)
+            - PAGE_BYTES
+            - frame::HEADER_BYTES
+            - frame::ALIGN_BYTES;
         self.max_group_bytes = self.max_group_bytes.min(capacity);
         self
     }
@@ -173,7 +176,7 @@ impl Embedded {
     /// Opens a directory, and creates it and its parents if they do not exist. Passes its contents to `each`: the rows of the
     /// newest snapshot, then the commits after it.
     ///
-    /// Everything passed to `each` is durable when this returns, also after a failed sync of an earlier process.
+    /// All rows and commits that were passed to `each` are durable when this returns, even if a sync of an earlier process failed.
     pub fn open(
         dir: impl AsRef<Path>,
         options: EmbeddedOptions,
@@ -223,25 +226,25 @@ impl Embedded {
         };
         let mut engine =
             Self { data_dir, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
-        engine.log_opened().map_err(|error| OpenError::of_engine(error, dir))?;
+        engine.append_opened().map_err(|error| OpenError::of_engine(error, dir))?;
         engine.data_dir.reserve_again().map_err(failed)?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
-            // No longer needed. If the removal fails, the next opening tries again.
+            // Older snapshots are no longer needed. If the removal fails, the next opening tries again.
             let _ = engine.data_dir.disk.remove(&engine.data_dir.snapshot(*sequence));
         }
         Ok((engine, recovery))
     }
 
-    /// Copies a data directory that no engine has open into another one, which must be empty or not exist. The copy is a backup
-    /// like one of [`Engine::backup`]. All of the directory is read and checked first; it is unchanged. Returns the position of
-    /// the last commit, when the copy is durable.
+    /// Copies a data directory that no engine has open into a directory that is empty or does not exist. The copy is a backup like
+    /// those of [`Engine::backup`]. The whole data directory is read and checked first, and is not changed. Returns the position of
+    /// the last commit when the copy is durable.
     pub fn backup_dir(dir: &Path, to: &Path) -> Result<Position, CopyError> {
         let disk: Arc<dyn Disk> = Arc::new(Files);
         Ok(Backup::of_dir(&disk, dir, to)?.run()?)
     }
 
-    /// Copies a backup into a data directory, which must be empty or not exist, and checks all of it. The copy has a new epoch,
-    /// so that its positions differ from those of the original. The backup is unchanged.
+    /// Copies a backup into a data directory that is empty or does not exist, and checks the whole copy. The copy has a new epoch, so
+    /// that its positions differ from those of the original. The backup is unchanged.
     ///
     /// The data directory is durable when this returns. A crash before that leaves a directory that fails to open with
     /// [`OpenError::UnfinishedBackup`], or an empty one.
@@ -267,10 +270,10 @@ impl Embedded {
         let cursor = Cursor { log: new_epoch(0), epoch: new_epoch(0), frame: 1, sequence: 1, chain: 0 };
         let relaxed = options.durability != Durability::Always;
         let Cursor { log, epoch, frame, sequence, chain } = cursor;
-        let mut page = Vec::with_capacity(PAGE);
+        let mut page = Vec::with_capacity(PAGE_BYTES);
         let layout = frame::Layout::CURRENT;
         SegmentHeader { layout, log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
-        let segment = Segment::make(data_dir, 1, Some(&page))
+        let segment = Segment::create(data_dir, 1, Some(&page))
             .map_err(|source| OpenError::Io { file: data_dir.segment(1), source })?;
         let recovery = Recovery {
             position: Position { epoch, sequence: 0 },
@@ -280,7 +283,7 @@ impl Embedded {
             commits: 0,
             torn_tail: None,
         };
-        Ok((Log::new(Arc::clone(data_dir), segment, cursor, PAGE as u64, Vec::new(), relaxed), recovery))
+        Ok((Log::new(Arc::clone(data_dir), segment, cursor, PAGE_BYTES as u64, Vec::new(), relaxed), recovery))
     }
 
     fn resume(
@@ -319,7 +322,7 @@ impl Embedded {
         log.appended = end.log_bytes;
         if let Some(number) = end.prepared {
             let (path, file) = open(number)?;
-            // A segment of another length is replaced when the next one is made.
+            // A segment of another length is replaced when the next one is created.
             if matches!(file.len(), Ok(len) if len == data_dir.segment_bytes) {
                 log.set_next(Segment { number, path, file, capacity: data_dir.segment_bytes });
             }
@@ -330,7 +333,7 @@ impl Embedded {
         Ok((log, recovery))
     }
 
-    fn log_opened(&mut self) -> Result<(), EngineError> {
+    fn append_opened(&mut self) -> Result<(), EngineError> {
         let epoch = self.log.cursor.epoch;
         self.log.append(frame::FrameKind::Opened, 0, 8, |out| out.extend_from_slice(&epoch.to_le_bytes()))?;
         self.log.sync()?;
@@ -338,7 +341,7 @@ impl Embedded {
         Ok(())
     }
 
-    fn log_closed(&mut self) -> Result<(), EngineError> {
+    fn append_closed(&mut self) -> Result<(), EngineError> {
         self.is_closed = true;
         self.log.append(frame::FrameKind::Closed, 0, 0, |_| {})?;
         self.log.sync()
@@ -348,8 +351,8 @@ impl Embedded {
         self.log.appended - self.data_dir.inventory().snapshot.as_ref().map_or(0, |snapshot| snapshot.appended)
     }
 
-    /// Checks the limits of a group. Returns its bytes and the number of its commits.
-    fn admit(&mut self, commits: &[WriteSet<'_>]) -> Result<(u32, u32), EngineError> {
+    /// Checks the limits of a group. Returns its length in bytes and the number of its commits.
+    fn check_group(&mut self, commits: &[WriteSet<'_>]) -> Result<(u32, u32), EngineError> {
         self.log.check()?;
         let too_long = |len: &usize| *len > usize::from(u16::MAX);
         let names = commits.iter().flat_map(|commit| commit.writes).map(|write| write.bucket.len());
@@ -365,12 +368,12 @@ impl Embedded {
             return Err(EngineError::LogFull { len: log_bytes, max: limit.saturating_mul(2) });
         }
         self.stats.slowed += u64::from(log_bytes > limit);
-        // Both fit: the limit of a group is below `u32::MAX`, and each commit has at least one byte.
+        // Both numbers fit: the limit of a group is below `u32::MAX`, and each commit has at least one byte.
         Ok((u32::try_from(len).unwrap_or(u32::MAX), u32::try_from(commits.len()).unwrap_or(u32::MAX)))
     }
 
     fn write(&mut self, commits: &[WriteSet<'_>]) -> Result<(), EngineError> {
-        let (len, count) = self.admit(commits)?;
+        let (len, count) = self.check_group(commits)?;
         self.log.append(frame::FrameKind::Commits, count, len, |out| {
             for commit in commits {
                 frame::encode(commit, out);
@@ -427,7 +430,7 @@ impl Engine for Embedded {
         Ok(())
     }
 
-    fn sync_due(&self) -> Option<Instant> {
+    fn sync_deadline(&self) -> Option<Instant> {
         match self.options.durability {
             Durability::Interval(interval) => self.unsynced_since?.checked_add(interval),
             Durability::Always | Durability::None => None,
@@ -475,7 +478,7 @@ impl Engine for Embedded {
     }
 
     fn close(mut self: Box<Self>) -> Result<(), EngineError> {
-        self.log_closed()
+        self.append_closed()
     }
 }
 
@@ -483,7 +486,7 @@ impl Drop for Embedded {
     fn drop(&mut self) {
         if !self.is_closed {
             // `close` reports errors.
-            let _ = self.log_closed();
+            let _ = self.append_closed();
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Recovery: reads the newest snapshot and the log after it when a directory is opened.
 //!
-//! A log ends at the first offset at which no frame continues the chain. This is a *torn tail* if a crash can explain it: the
-//! missing part was never reported as durable, and the log continues from there. It is corruption if a later part of the log
-//! proves that the missing part was durable: each frame records up to where the log was durable when it was written, and a
-//! segment begins only when everything before it is durable. Nothing is skipped: corruption is an error with a file and an offset.
+//! A log ends at the first offset at which no frame continues the chain. The end is a *torn tail* if a crash can explain it: the
+//! missing part was never reported as durable, and the log continues from there. The log is corrupt if a later part proves that the
+//! missing part was durable: each frame has the number of the last frame that was durable when it was written, and a segment begins
+//! only when all frames before it are durable. No frame is skipped: corruption is an error with a file and an offset.
 //!
 //! A frame that can be read is not necessarily on disk. After a failed fsync the kernel marks the pages as clean and still serves
-//! them from the page cache, until the power fails. So a frame is *proven durable* only if a later frame, a segment header or the
-//! snapshot shows that a sync covered it. All other frames are in the last segment. They are rewritten and synced before anything
-//! is appended: see [`Unproven`]. This also applies to a log that was closed, because the sync of the `Closed` frame may have
+//! them from the page cache, until the power fails. A frame is therefore *proven durable* only if a later frame, a segment header or
+//! the snapshot shows that a sync covered it. All other frames are in the last segment. They are rewritten and synced before new
+//! frames are appended: see [`Unproven`]. This also applies to a log that was closed, because the sync of the `Closed` frame may have
 //! failed.
 
 use std::io;
@@ -16,17 +16,17 @@ use std::path::{Path, PathBuf};
 
 use super::super::{DiskFile, EngineError, StoredRow};
 use super::data_dir::{DataDir, Listing, SnapshotFile};
-use super::frame::{ALIGN, FrameHeader, FrameKind, HEADER, Layout, Writes, matches, take_commit, u64_at};
+use super::frame::{ALIGN_BYTES, FrameHeader, FrameKind, HEADER_BYTES, Layout, Writes, decode_commit, matches, u64_at};
 use super::log::Cursor;
-use super::segment::{InvalidHeader, MAX_SEGMENT_BYTES, PAGE, SegmentHeader};
-use super::snapshot::{self, fill};
+use super::segment::{InvalidHeader, MAX_SEGMENT_BYTES, PAGE_BYTES, SegmentHeader};
+use super::snapshot::{self, read_fully};
 use crate::{Cause, Position};
 
-/// Why a directory cannot be opened.
+/// The error of opening a directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another engine has it open, in this process or another.
+    /// Another engine or checkpoint has the directory open, in this process or another.
     #[error("{} is locked: another process, or another engine or checkpoint of this process, has it open", dir.display())]
     Locked {
         /// The directory.
@@ -166,22 +166,25 @@ pub struct Recovery {
 pub struct TornTail {
     /// The segment.
     pub file: PathBuf,
-    /// The end of its last complete frame.
+    /// The end of the last complete frame.
     pub offset: u64,
 }
 
 /// The end of a recovered log, where new frames are appended.
 pub(super) struct LogEnd {
     pub(super) cursor: Cursor,
-    /// The segment of the last frame, its layout, and its length, a multiple of the page size.
+    /// The number of the segment of the last frame.
     pub(super) segment: u64,
+    /// The layout of that segment.
     pub(super) layout: Layout,
+    /// The length of that segment, a multiple of the page size.
     pub(super) capacity: u64,
-    /// The page in which the last frame ends, and the bytes of the page up to there.
+    /// The offset of the page in which the last frame ends.
     pub(super) page: u64,
+    /// The bytes of that page up to the end of the frame.
     pub(super) tail: Vec<u8>,
     pub(super) unproven: Unproven,
-    /// The next segment, if it exists and has not begun.
+    /// The number of the next segment, if it exists and is unused.
     pub(super) prepared: Option<u64>,
     /// Bytes of frames after the snapshot.
     pub(super) log_bytes: u64,
@@ -193,7 +196,7 @@ pub(super) struct LogEnd {
     pub(super) torn_tail: Option<TornTail>,
 }
 
-/// The end of the last segment: complete pages from the first frame on that is not proven durable.
+/// The end of the last segment: complete pages, beginning with the page of the first frame that is not proven durable.
 pub(super) struct Unproven {
     offset: u64,
     bytes: Vec<u8>,
@@ -267,18 +270,29 @@ pub(super) fn recover(
 
     let unproven = replay.unproven();
     let Replay {
-        cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, torn_tail, from, ..
+        cursor,
+        segment,
+        layout,
+        offset,
+        bytes,
+        log_bytes,
+        relaxed,
+        was_closed,
+        commits,
+        torn_tail,
+        snapshot_sequence,
+        ..
     } = replay;
-    if cursor.sequence <= from {
+    if cursor.sequence <= snapshot_sequence {
         let file = data_dir.segment(segment);
         return Err(OpenError::Corrupt { file, offset: offset as u64, what: Corruption::BehindSnapshot });
     }
-    let page = offset / PAGE * PAGE;
+    let page = offset / PAGE_BYTES * PAGE_BYTES;
     Ok(Some(LogEnd {
         cursor,
         segment,
         layout,
-        capacity: (bytes.len() / PAGE * PAGE) as u64,
+        capacity: (bytes.len() / PAGE_BYTES * PAGE_BYTES) as u64,
         page: page as u64,
         tail: bytes[page..offset].to_vec(),
         unproven,
@@ -296,12 +310,14 @@ struct Replay<'h, 'e> {
     data_dir: &'h DataDir,
     each: &'e mut dyn FnMut(Recovered<'_>),
     cursor: Cursor,
-    /// Commits up to here are in the snapshot.
-    from: u64,
-    /// The last segment that was read, its bytes, and the end of its last complete frame.
+    /// The sequence of the last commit in the snapshot.
+    snapshot_sequence: u64,
+    /// The number of the last segment that was read.
     segment: u64,
     layout: Layout,
+    /// The bytes of that segment.
     bytes: Vec<u8>,
+    /// The end of the last complete frame in that segment.
     offset: usize,
     /// The number of the last frame that is proven durable.
     proven: u64,
@@ -329,9 +345,10 @@ impl<'h, 'e> Replay<'h, 'e> {
             }
             InvalidHeader::Corrupt => corrupt(Corruption::SegmentHeader),
         })?;
-        let (log, from) = snapshot.unwrap_or((header.log, 0));
-        let is_first = header.number == number && header.log == log && header.sequence <= from.saturating_add(1);
-        // Counting never reaches these numbers; they would overflow later.
+        let (log, snapshot_sequence) = snapshot.unwrap_or((header.log, 0));
+        let is_first =
+            header.number == number && header.log == log && header.sequence <= snapshot_sequence.saturating_add(1);
+        // A log never reaches these numbers. They are rejected because they would overflow later.
         let is_sane = (1..u64::MAX / 2).contains(&header.sequence) && (1..u64::MAX / 2).contains(&header.frame);
         if !is_first || !is_sane || number >= u64::MAX / 2 {
             return Err(corrupt(Corruption::SegmentHeader));
@@ -341,11 +358,11 @@ impl<'h, 'e> Replay<'h, 'e> {
             data_dir,
             each,
             cursor: Cursor { log, epoch, frame, sequence, chain },
-            from,
+            snapshot_sequence,
             segment: number,
             layout: header.layout,
             bytes,
-            offset: PAGE,
+            offset: PAGE_BYTES,
             proven: frame - 1,
             log_bytes: 0,
             relaxed,
@@ -365,9 +382,9 @@ impl<'h, 'e> Replay<'h, 'e> {
         if let Err(InvalidHeader::Version(version)) = header {
             return Err(OpenError::Version { file: self.data_dir.segment(number), version: version.into() });
         }
-        // A segment has its full length before it gets its name, and is recycled only within its log.
-        let is_ours = bytes.len() >= PAGE && header.is_ok_and(|header| header.log == self.cursor.log);
-        let is_blank = bytes.len() >= PAGE && header.is_err();
+        // A segment gets its name when it has its full length, and is recycled only within its log.
+        let is_ours = bytes.len() >= PAGE_BYTES && header.is_ok_and(|header| header.log == self.cursor.log);
+        let is_blank = bytes.len() >= PAGE_BYTES && header.is_err();
         let Some(header) = header.ok().filter(|header| is_ours && header.number == number) else {
             if !(is_ours || is_blank) || self.proves_loss(number, &bytes) {
                 let file = self.data_dir.segment(number);
@@ -383,9 +400,9 @@ impl<'h, 'e> Replay<'h, 'e> {
         self.cursor.epoch = header.epoch;
         self.relaxed = header.relaxed;
         self.layout = header.layout;
-        // The header was written after a sync of the segment before.
+        // The header was written after a sync of the previous segment.
         self.proven = frame - 1;
-        (self.segment, self.bytes, self.offset, self.torn_tail) = (number, bytes, PAGE, None);
+        (self.segment, self.bytes, self.offset, self.torn_tail) = (number, bytes, PAGE_BYTES, None);
         self.read_frames()?;
         Ok(true)
     }
@@ -401,14 +418,14 @@ impl<'h, 'e> Replay<'h, 'e> {
                 return Err(corrupt(offset, Corruption::Commits));
             }
             let is_in_snapshot =
-                header.kind == FrameKind::Commits && self.cursor.sequence <= self.from.saturating_add(1);
+                header.kind == FrameKind::Commits && self.cursor.sequence <= self.snapshot_sequence.saturating_add(1);
             self.proven = self.proven.max(if is_in_snapshot { header.number } else { header.durable });
             self.cursor.chain = crc;
             self.cursor.frame += 1;
             self.relaxed = header.relaxed;
             self.was_closed = header.kind == FrameKind::Closed;
-            let frame_len = (HEADER + payload.len()).next_multiple_of(ALIGN);
-            if self.cursor.sequence > self.from.saturating_add(1) {
+            let frame_len = (HEADER_BYTES + payload.len()).next_multiple_of(ALIGN_BYTES);
+            if self.cursor.sequence > self.snapshot_sequence.saturating_add(1) {
                 self.log_bytes += frame_len as u64;
             }
             // The padding may be missing at the end of the file.
@@ -434,7 +451,7 @@ impl<'h, 'e> Replay<'h, 'e> {
             && header.number == frame
             && header.sequence == sequence
             && header.chain == chain;
-        let payload = rest[HEADER..].get(..usize::try_from(header.len).ok()?)?;
+        let payload = rest[HEADER_BYTES..].get(..usize::try_from(header.len).ok()?)?;
         (is_next && matches(header.payload_crc, crc32c::crc32c(payload))).then_some((header, crc, payload))
     }
 
@@ -444,10 +461,10 @@ impl<'h, 'e> Replay<'h, 'e> {
         match header.kind {
             FrameKind::Commits => {
                 for _ in 0..header.count {
-                    let Some((at, cause, writes)) = take_commit(self.layout, &mut rest) else { return false };
+                    let Some((at, cause, writes)) = decode_commit(self.layout, &mut rest) else { return false };
                     let position = Position { epoch: self.cursor.epoch, sequence: self.cursor.sequence };
                     self.cursor.sequence += 1;
-                    if position.sequence > self.from {
+                    if position.sequence > self.snapshot_sequence {
                         self.commits += 1;
                         (self.each)(Recovered::Commit { position, at, cause, writes });
                     }
@@ -465,26 +482,26 @@ impl<'h, 'e> Replay<'h, 'e> {
         }
     }
 
-    /// Copies the pages of the last segment with frames that are not proven durable. The rest of the last page is zero. The segment
-    /// header is written together with the first frame, so it is part of the copy if that frame is.
+    /// Returns a copy of the pages of the last segment with frames that are not proven durable. The rest of the last page is zero. The
+    /// segment header is written together with the first frame, so it is part of the copy if the first frame is.
     fn unproven(&self) -> Unproven {
         let mut start = 0;
-        let mut next = PAGE;
+        let mut next = PAGE_BYTES;
         while let Some((header, _)) = self.bytes.get(next..self.offset).and_then(FrameHeader::read) {
             if header.number > self.proven {
                 break;
             }
-            next += (HEADER + header.len as usize).next_multiple_of(ALIGN);
-            start = next.min(self.offset) / PAGE * PAGE;
+            next += (HEADER_BYTES + header.len as usize).next_multiple_of(ALIGN_BYTES);
+            start = next.min(self.offset) / PAGE_BYTES * PAGE_BYTES;
         }
         let mut bytes = self.bytes[start..self.offset].to_vec();
-        bytes.resize(self.offset.next_multiple_of(PAGE).min(self.bytes.len()) - start, 0);
+        bytes.resize(self.offset.next_multiple_of(PAGE_BYTES).min(self.bytes.len()) - start, 0);
         Unproven { offset: start as u64, bytes }
     }
 
-    /// Returns whether a frame of this segment proves that the next frame, which is missing, was durable.
+    /// Returns whether one of the frames in these bytes of the segment proves that the missing next frame was durable.
     fn proves_loss(&self, segment: u64, bytes: &[u8]) -> bool {
-        bytes.windows(HEADER).step_by(ALIGN).filter_map(FrameHeader::read).any(|(header, _)| {
+        bytes.windows(HEADER_BYTES).step_by(ALIGN_BYTES).filter_map(FrameHeader::read).any(|(header, _)| {
             header.log == self.cursor.log && header.segment == segment && header.durable >= self.cursor.frame
         })
     }
@@ -493,10 +510,10 @@ impl<'h, 'e> Replay<'h, 'e> {
     /// zero after a complete frame. Later pages may have old bytes from before the segment was recycled.
     fn is_torn(&self, bytes: &[u8], offset: usize) -> bool {
         let rest = &bytes[offset..];
-        let page = &rest[..rest.len().min(offset.next_multiple_of(PAGE) - offset)];
+        let page = &rest[..rest.len().min(offset.next_multiple_of(PAGE_BYTES) - offset)];
         let begins = FrameHeader::read(rest)
             .is_some_and(|(header, _)| header.log == self.cursor.log && header.segment == self.segment);
-        begins || page.iter().any(|byte| *byte != 0) || !bytes.len().is_multiple_of(PAGE)
+        begins || page.iter().any(|byte| *byte != 0) || !bytes.len().is_multiple_of(PAGE_BYTES)
     }
 }
 
@@ -511,7 +528,7 @@ fn read_file(data_dir: &DataDir, number: u64, bytes: &mut Vec<u8>) -> Result<(),
         }
         bytes.clear();
         bytes.resize(usize::try_from(len).map_err(io::Error::other)?, 0);
-        let filled = fill(&*file, bytes, 0)?;
+        let filled = read_fully(&*file, bytes, 0)?;
         bytes.truncate(filled);
         Ok(true)
     };

@@ -1,9 +1,9 @@
 //! Segments of the log: preallocated files that are filled with zeros once, and then overwritten with frames.
 //!
-//! Overwriting existing bytes of a file changes no metadata, so a sync needs no journal commit of the file system. Since the space
-//! is allocated in advance, a full disk is noticed one segment early. The next segment is prepared while the current one is
-//! filled, by recycling a spare segment if possible. If no file descriptor is left for it, the current segment is extended
-//! instead, so segments can differ in length.
+//! Overwriting existing bytes of a file changes no metadata, so a sync needs no journal commit of the file system. The space is
+//! allocated in advance, so a full disk is detected one segment early. The next segment is prepared while the current segment is
+//! filled, by recycling a spare segment if possible. If no file descriptor is left for the next segment, the current segment is
+//! extended instead, so segments can differ in length.
 //!
 //! ```text
 //! page 0    header: the log, the segment number, and the state of the log when the segment began
@@ -20,8 +20,8 @@ use super::super::disk::is_out_of_descriptors;
 use super::data_dir::DataDir;
 use super::frame::{Layout, matches, u32_at, u64_at};
 
-/// Unit of writes in bytes. The kernel need not read a page that is overwritten completely. Frames start at the second page.
-pub(super) const PAGE: usize = 4096;
+/// Unit of writes: the kernel need not read a page that is overwritten completely. Frames start at the second page.
+pub(super) const PAGE_BYTES: usize = 4096;
 /// Maximum length of a segment. A recovery reads one segment at a time into memory.
 pub(super) const MAX_SEGMENT_BYTES: u64 = 1 << 30;
 
@@ -31,7 +31,7 @@ static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
 /// The header of a segment, in its first page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
-    /// Layout of the commits in its frames.
+    /// The layout of the commits in the segment.
     pub(super) layout: Layout,
     /// Identifies the log.
     pub(super) log: u64,
@@ -39,17 +39,17 @@ pub(super) struct SegmentHeader {
     pub(super) number: u64,
     /// The epoch when the segment began.
     pub(super) epoch: u64,
-    /// The sequence of the next commit at that time.
+    /// The sequence of the next commit when the segment began.
     pub(super) sequence: u64,
-    /// The number of the next frame at that time.
+    /// The number of the next frame when the segment began.
     pub(super) frame: u64,
-    /// The checksum of the last frame at that time.
+    /// The checksum of the last frame when the segment began.
     pub(super) chain: u32,
-    /// As in a frame.
+    /// Whether commits were acknowledged before they were durable, as in a frame.
     pub(super) relaxed: bool,
 }
 
-/// Why a page is not a valid segment header.
+/// An error in a segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InvalidHeader {
     /// The page is corrupt or not a header.
@@ -59,7 +59,7 @@ pub(super) enum InvalidHeader {
 }
 
 impl SegmentHeader {
-    const LEN: usize = 60;
+    const BYTES: usize = 60;
 
     /// Appends the header, padded to a page.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -74,12 +74,12 @@ impl SegmentHeader {
         out.extend_from_slice(&u32::from(self.relaxed).to_le_bytes());
         let crc = Self::crc(&out[start..]);
         out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
-        out.resize(start + PAGE, 0);
+        out.resize(start + PAGE_BYTES, 0);
     }
 
     /// Reads the header at the start of a segment.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, InvalidHeader> {
-        let bytes = bytes.get(..Self::LEN).ok_or(InvalidHeader::Corrupt)?;
+        let bytes = bytes.get(..Self::BYTES).ok_or(InvalidHeader::Corrupt)?;
         if bytes[..7] != MAGIC || !matches(u32_at(bytes, 8), Self::crc(bytes)) {
             return Err(InvalidHeader::Corrupt);
         }
@@ -97,7 +97,7 @@ impl SegmentHeader {
     }
 
     fn crc(bytes: &[u8]) -> u32 {
-        crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[12..Self::LEN])
+        crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[12..Self::BYTES])
     }
 }
 
@@ -111,9 +111,9 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Creates the segment with this number by recycling a spare segment, or with zeros and `first` at the start. The name of the
-    /// segment is durable when this returns.
-    pub(super) fn make(data_dir: &DataDir, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
+    /// Creates the segment with this number: recycles a spare segment, or creates a file of zeros with `first` at the start. A spare
+    /// segment is used only without `first`. The name of the segment is durable when this returns.
+    pub(super) fn create(data_dir: &DataDir, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
         let path = data_dir.segment(number);
         let capacity = data_dir.segment_bytes;
         while let Some(number_of_spare) = first.is_none().then(|| data_dir.take_spare()).flatten() {
@@ -133,7 +133,7 @@ impl Segment {
             data_dir.disk.remove(&spare)?;
         }
         let unfinished = data_dir.dir.join("log.tmp");
-        let made = (|| {
+        let created = (|| {
             let file = data_dir.disk.create(&unfinished)?;
             fill_with_zeros(&*file, 0, capacity)?;
             file.write_at(first.unwrap_or_default(), 0)?;
@@ -142,7 +142,7 @@ impl Segment {
             data_dir.entries.sync()?;
             Ok(file)
         })();
-        match made {
+        match created {
             Ok(file) => Ok(Self { number, path, file, capacity }),
             Err(error) => {
                 // Releases the space.
@@ -159,7 +159,7 @@ impl Segment {
     }
 }
 
-/// Allocates a file up to `to`, and writes zeros from `from` on.
+/// Allocates a file up to `to`, and writes zeros from `from` to `to`.
 fn fill_with_zeros(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<()> {
     file.allocate(to)?;
     for offset in (from..to).step_by(ZEROS.len()) {

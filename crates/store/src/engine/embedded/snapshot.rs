@@ -19,11 +19,11 @@ use super::recovery::{Corruption, OpenError};
 
 const MAGIC: [u8; 8] = *b"TIDESNAP";
 const VERSION: u32 = 1;
-const HEADER: usize = 64;
-const BLOCK_HEADER: usize = 16;
-/// Size at which a block is written: small enough for memory, large enough for efficient writes.
+const HEADER_BYTES: usize = 64;
+const BLOCK_HEADER_BYTES: usize = 16;
+/// Length at which a block is written: small enough for memory, large enough for efficient writes.
 const BLOCK_BYTES: usize = 256 * 1024;
-/// Bytes between two syncs. Frequent syncs keep the I/O queue short for syncs of the log.
+/// Bytes written between two syncs. Frequent syncs keep the I/O queue short for syncs of the log.
 const SYNC_INTERVAL_BYTES: u64 = 256 << 10;
 /// Limit of the pause after a sync. The pause is as long as the sync took, so that commits get half of the disk's time.
 const MAX_PAUSE: Duration = Duration::from_millis(50);
@@ -42,8 +42,8 @@ pub(super) struct SnapshotHeader {
 }
 
 impl SnapshotHeader {
-    fn write(&self) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
+    fn write(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         for (index, number) in [self.log, self.epoch, self.sequence, self.segment].into_iter().enumerate() {
@@ -54,7 +54,7 @@ impl SnapshotHeader {
         bytes
     }
 
-    fn crc(bytes: &[u8; HEADER]) -> u32 {
+    fn crc(bytes: &[u8; HEADER_BYTES]) -> u32 {
         crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..])
     }
 }
@@ -71,11 +71,11 @@ pub(super) fn write<'a>(
     rows: impl IntoIterator<Item = StoredRow<'a>>,
 ) -> io::Result<u64> {
     let mut writer =
-        Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK_BYTES * 2), in_block: 0, blocks: 0 };
+        Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK_BYTES * 2), rows_in_block: 0, blocks: 0 };
     file.write_at(&header.write(), 0)?;
-    writer.offset = HEADER as u64;
-    writer.begin();
-    let mut all: u64 = 0;
+    writer.offset = HEADER_BYTES as u64;
+    writer.begin_block();
+    let mut total_rows: u64 = 0;
     for row in rows {
         let fits = u16::try_from(row.bucket.len()).is_ok()
             && row.key.len().saturating_add(row.row.len()) < (u32::MAX / 2) as usize;
@@ -83,19 +83,19 @@ pub(super) fn write<'a>(
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a row is too large for a snapshot"));
         }
         encode_row(&row, &mut writer.block);
-        writer.in_block += 1;
-        all += 1;
+        writer.rows_in_block += 1;
+        total_rows += 1;
         if writer.block.len() >= BLOCK_BYTES {
             writer.end_block()?;
         }
     }
-    if writer.in_block > 0 {
+    if writer.rows_in_block > 0 {
         writer.end_block()?;
     }
     let blocks = writer.blocks;
-    writer.block.extend_from_slice(&all.to_le_bytes());
+    writer.block.extend_from_slice(&total_rows.to_le_bytes());
     writer.block.extend_from_slice(&blocks.to_le_bytes());
-    writer.in_block = END;
+    writer.rows_in_block = END;
     writer.end_block()?;
     file.sync_all()?;
     Ok(writer.offset)
@@ -104,25 +104,28 @@ pub(super) fn write<'a>(
 struct Writer<'f> {
     file: &'f dyn DiskFile,
     offset: u64,
+    /// The offset up to which the file was synced.
     synced: u64,
     /// The header and payload of the block that is being filled.
     block: Vec<u8>,
-    in_block: u32,
+    /// The number of rows in that block.
+    rows_in_block: u32,
+    /// The number of blocks written.
     blocks: u64,
 }
 
 impl Writer<'_> {
-    fn begin(&mut self) {
+    fn begin_block(&mut self) {
         self.block.clear();
-        self.block.resize(BLOCK_HEADER, 0);
-        self.in_block = 0;
+        self.block.resize(BLOCK_HEADER_BYTES, 0);
+        self.rows_in_block = 0;
     }
 
     fn end_block(&mut self) -> io::Result<()> {
-        let len = u32::try_from(self.block.len() - BLOCK_HEADER).map_err(io::Error::other)?;
+        let len = u32::try_from(self.block.len() - BLOCK_HEADER_BYTES).map_err(io::Error::other)?;
         self.block[..4].copy_from_slice(&len.to_le_bytes());
-        self.block[4..8].copy_from_slice(&self.in_block.to_le_bytes());
-        let crc = block_crc(self.offset, &self.block[..8], &self.block[BLOCK_HEADER..]);
+        self.block[4..8].copy_from_slice(&self.rows_in_block.to_le_bytes());
+        let crc = block_crc(self.offset, &self.block[..8], &self.block[BLOCK_HEADER_BYTES..]);
         self.block[8..12].copy_from_slice(&crc.to_le_bytes());
         self.file.write_at(&self.block, self.offset)?;
         self.offset += self.block.len() as u64;
@@ -133,7 +136,7 @@ impl Writer<'_> {
             std::thread::sleep(began.elapsed().min(MAX_PAUSE));
             self.synced = self.offset;
         }
-        self.begin();
+        self.begin_block();
         Ok(())
     }
 }
@@ -149,8 +152,8 @@ pub(super) fn read(
     let failed = |source| OpenError::Io { file: path.to_owned(), source };
     let file = disk.open(path).map_err(failed)?;
     let len = file.len().map_err(failed)?;
-    let mut bytes = [0; HEADER];
-    if fill(&*file, &mut bytes, 0).map_err(failed)? < HEADER
+    let mut bytes = [0; HEADER_BYTES];
+    if read_fully(&*file, &mut bytes, 0).map_err(failed)? < HEADER_BYTES
         || bytes[..8] != MAGIC
         || !matches(u32_at(&bytes, 12), SnapshotHeader::crc(&bytes))
     {
@@ -167,26 +170,28 @@ pub(super) fn read(
         segment: u64_at(&bytes, 40),
     };
 
-    let (mut offset, mut all, mut blocks, mut payload) = (HEADER as u64, 0_u64, 0_u64, Vec::new());
+    let (mut offset, mut total_rows, mut blocks, mut payload) = (HEADER_BYTES as u64, 0_u64, 0_u64, Vec::new());
     loop {
-        let mut head = [0; BLOCK_HEADER];
-        if fill(&*file, &mut head, offset).map_err(failed)? < BLOCK_HEADER {
+        let mut head = [0; BLOCK_HEADER_BYTES];
+        if read_fully(&*file, &mut head, offset).map_err(failed)? < BLOCK_HEADER_BYTES {
             return Err(corrupt(offset, Corruption::SnapshotEnd));
         }
         let (size, rows, crc) = (u32_at(&head, 0), u32_at(&head, 4), u32_at(&head, 8));
-        let next = offset + BLOCK_HEADER as u64 + u64::from(size);
+        let next = offset + BLOCK_HEADER_BYTES as u64 + u64::from(size);
         if next > len {
             return Err(corrupt(offset, Corruption::SnapshotBlock));
         }
         payload.resize(size as usize, 0);
-        let read = fill(&*file, &mut payload, offset + BLOCK_HEADER as u64).map_err(failed)?;
+        let read = read_fully(&*file, &mut payload, offset + BLOCK_HEADER_BYTES as u64).map_err(failed)?;
         // The last four bytes of the header are reserved.
         if read < payload.len() || !matches(crc, block_crc(offset, &head, &payload)) || head[12..] != [0; 4] {
             return Err(corrupt(offset, Corruption::SnapshotBlock));
         }
         if rows == END {
-            let is_end =
-                payload.len() == 16 && u64_at(&payload, 0) == all && u64_at(&payload, 8) == blocks && next == len;
+            let is_end = payload.len() == 16
+                && u64_at(&payload, 0) == total_rows
+                && u64_at(&payload, 8) == blocks
+                && next == len;
             return if is_end { Ok((header, len)) } else { Err(corrupt(offset, Corruption::SnapshotEnd)) };
         }
         let mut rest = &payload[..];
@@ -198,12 +203,12 @@ pub(super) fn read(
         if !rest.is_empty() {
             return Err(corrupt(offset, Corruption::SnapshotBlock));
         }
-        (offset, all, blocks) = (next, all + u64::from(rows), blocks + 1);
+        (offset, total_rows, blocks) = (next, total_rows + u64::from(rows), blocks + 1);
     }
 }
 
 /// Reads until the buffer is full or the file ends. Returns the number of bytes.
-pub(super) fn fill(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(super) fn read_fully(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < bytes.len() {
         match file.read_at(&mut bytes[filled..], offset + filled as u64)? {

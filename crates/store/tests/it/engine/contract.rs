@@ -8,13 +8,13 @@ use tidewire_store::engine::{
     Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError, Write, WriteSet,
 };
 
-use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, in_snapshot, open_on, put, small, stamped};
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small_options, stamped};
+use crate::engine::sim_disk::SimDisk;
 
 fn on_every_engine(test: fn(&mut dyn Engine)) {
     test(&mut Memory::default());
     for durability in [Durability::Always, Durability::Interval(Duration::ZERO), Durability::None] {
-        let options = small().durability(durability);
+        let options = small_options().durability(durability);
         test(&mut open_on(&SimDisk::default(), "db", options).unwrap().0);
         let dir = tempfile::tempdir().unwrap();
         test(&mut Embedded::open(dir.path(), options, |_| {}).unwrap().0);
@@ -59,7 +59,7 @@ fn new_engines_have_different_epochs() {
     let memory: Vec<_> = (0..2).map(|_| Memory::default().position().epoch).collect();
     assert_ne!(memory[0], memory[1]);
     let embedded: Vec<_> =
-        (0..2).map(|_| open_on(&SimDisk::default(), "db", small()).unwrap().0.position().epoch).collect();
+        (0..2).map(|_| open_on(&SimDisk::default(), "db", small_options()).unwrap().0.position().epoch).collect();
     assert_ne!(embedded[0], embedded[1]);
 }
 
@@ -72,15 +72,15 @@ fn memory_engine_cannot_be_backed_up() {
 #[test]
 fn open_directory_is_locked() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut engine, _) = Embedded::open(dir.path(), small(), |_| {}).unwrap();
-    let refused = || Embedded::open(dir.path(), small(), |_| {}).unwrap_err();
+    let (mut engine, _) = Embedded::open(dir.path(), small_options(), |_| {}).unwrap();
+    let refused = || Embedded::open(dir.path(), small_options(), |_| {}).unwrap_err();
     assert!(matches!(refused(), OpenError::Locked { dir: locked } if locked == dir.path()));
     // A checkpoint that still runs keeps the directory locked after the engine is dropped.
     let checkpoint = engine.checkpoint().unwrap();
     drop(engine);
     assert!(matches!(refused(), OpenError::Locked { .. }));
     drop(checkpoint);
-    Embedded::open(dir.path(), small(), |_| {}).unwrap();
+    Embedded::open(dir.path(), small_options(), |_| {}).unwrap();
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn commits_are_synced_according_to_durability() {
         for _ in 0..10 {
             put(&mut engine, "k", b"row").unwrap();
         }
-        (engine.stats().syncs - before, engine.sync_due().is_some())
+        (engine.stats().syncs - before, engine.sync_deadline().is_some())
     };
     assert_eq!(syncs(Durability::Always), (10, false));
     assert_eq!(syncs(Durability::Interval(Duration::ZERO)), (10, false));
@@ -101,9 +101,9 @@ fn commits_are_synced_according_to_durability() {
 }
 
 #[test]
-fn checkpoint_is_due_when_the_log_exceeds_limit_and_snapshot() {
+fn checkpoint_is_needed_when_the_log_exceeds_limit_and_snapshot() {
     let disk = SimDisk::default();
-    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let (mut engine, ..) = open_on(&disk, "db", small_options()).unwrap();
     let mut rows = Rows::new();
     let fill = |engine: &mut Embedded, rows: &mut Rows| {
         let mut written = 0;
@@ -134,7 +134,7 @@ fn checkpoint_is_due_when_the_log_exceeds_limit_and_snapshot() {
     assert!(engine.needs_checkpoint());
     assert_eq!(engine.stats().checkpoints_failed, 1);
     drop(engine);
-    let (_, recovery, recovered) = open_on(&disk, "db", small()).unwrap();
+    let (_, recovery, recovered) = open_on(&disk, "db", small_options()).unwrap();
     assert_eq!(recovered, rows);
     assert_eq!(recovery.commits, third);
     assert!(recovery.was_closed && recovery.torn_tail.is_none(), "{recovery:?}");
@@ -143,7 +143,7 @@ fn checkpoint_is_due_when_the_log_exceeds_limit_and_snapshot() {
 #[test]
 fn segments_are_recycled() {
     let disk = SimDisk::default();
-    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let (mut engine, ..) = open_on(&disk, "db", small_options()).unwrap();
     let rows = Rows::from([(("b".into(), b"k".to_vec()), vec![1; 1000])]);
     let mut most = 0;
     for _ in 0..1000 {
@@ -156,12 +156,12 @@ fn segments_are_recycled() {
     // A megabyte was written in segments of 16 KiB.
     assert!(most <= 6, "{most} files");
     drop(engine);
-    assert_eq!(open_on(&disk, "db", small()).unwrap().2, rows);
+    assert_eq!(open_on(&disk, "db", small_options()).unwrap().2, rows);
 }
 
 #[test]
 fn log_above_its_limit_slows_then_rejects_commits() {
-    let options = small().checkpoint_log_bytes(1 << 40).max_log_bytes(20_000);
+    let options = small_options().checkpoint_log_bytes(1 << 40).max_log_bytes(20_000);
     let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
     let mut seen = Vec::new();
     let error = loop {
@@ -185,7 +185,7 @@ fn log_above_its_limit_slows_then_rejects_commits() {
 #[test]
 fn too_large_group_is_rejected_completely() {
     let disk = SimDisk::default();
-    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let (mut engine, ..) = open_on(&disk, "db", small_options()).unwrap();
     let max = engine.max_group_bytes();
     let row = vec![1; max];
     let commit = |row| [Write { bucket: "b", key: b"k", row: Some(row) }];
@@ -202,7 +202,7 @@ fn too_large_group_is_rejected_completely() {
     let largest = engine.commit(&[stamped(1, &commit(&row[overhead..]))]).unwrap();
     assert_eq!(largest.sequence, 1);
     drop(engine);
-    let (_, recovery, rows) = open_on(&disk, "db", small()).unwrap();
+    let (_, recovery, rows) = open_on(&disk, "db", small_options()).unwrap();
     assert_eq!((recovery.commits, rows.len()), (1, 1));
 }
 
@@ -211,7 +211,7 @@ fn options_can_change_between_openings() {
     let dir = tempfile::tempdir().unwrap();
     let mut written = 0;
     for segment_kib in [64, 8, 1, 32, 8] {
-        let options = small().segment_bytes(segment_kib * 1024);
+        let options = small_options().segment_bytes(segment_kib * 1024);
         let mut commits = 0;
         let (mut engine, recovery) = Embedded::open(dir.path(), options, |_| commits += 1).unwrap();
         assert_eq!((recovery.position.sequence, commits), (written, written));
@@ -224,7 +224,7 @@ fn options_can_change_between_openings() {
 
 /// Between fork and exec, a child process has all files of its parent open.
 #[test]
-fn lock_is_released_at_once_despite_child_processes() {
+fn lock_is_released_immediately_despite_child_processes() {
     let dir = tempfile::tempdir().unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -237,7 +237,7 @@ fn lock_is_released_at_once_despite_child_processes() {
             }
         });
         for _ in 0..200 {
-            let opened = Embedded::open(dir.path(), small(), |_| {});
+            let opened = Embedded::open(dir.path(), small_options(), |_| {});
             if opened.is_err() {
                 stop.store(true, std::sync::atomic::Ordering::Relaxed);
             }

@@ -1,12 +1,12 @@
 //! Tests of the engines, through their API.
 
+mod backup;
 mod contract;
-mod copies;
-mod damage;
-mod descriptors;
-pub(crate) mod disk;
-mod failure;
+mod corruption;
+mod crash_simulation;
+mod disk_failure;
+mod file_descriptors;
+mod file_modes;
 mod model;
-mod modes;
-mod simulation;
+pub(crate) mod sim_disk;
 mod speed;

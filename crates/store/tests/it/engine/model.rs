@@ -28,7 +28,7 @@ pub(crate) fn borrowed(writes: &Writes) -> Vec<Write<'_>> {
     writes.iter().map(|(bucket, key, row)| Write { bucket, key, row: row.as_deref() }).collect()
 }
 
-/// A commit with the metadata of its sequence.
+/// Returns a commit with metadata that is derived from its sequence.
 pub(crate) fn stamped<'a>(sequence: u64, writes: &'a [Write<'a>]) -> WriteSet<'a> {
     let cause = Cause::of(sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     WriteSet { writes, at: sequence * 1000, cause: if sequence.is_multiple_of(2) { cause } else { cause.next() } }
@@ -41,23 +41,23 @@ pub(crate) fn commit(engine: &mut dyn Engine, commits: &[Writes]) -> Result<Posi
     engine.commit(&commits)
 }
 
-/// One commit that puts one row.
+/// Commits one row.
 pub(crate) fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Position, EngineError> {
     let sequence = engine.position().sequence + 1;
     engine.commit(&[stamped(sequence, &[Write { bucket: "b", key: key.as_bytes(), row: Some(row) }])])
 }
 
-/// Number of commits of [`old_log`].
-pub(crate) const OLD_COMMITS: u64 = 24;
+/// Number of commits of [`version_1_log`].
+pub(crate) const VERSION_1_COMMITS: u64 = 24;
 
-/// The files of a log in the layout of version 1, which was not closed: 24 commits without metadata, each of which puts a row of
-/// 100 bytes.
-pub(crate) fn old_log() -> BTreeMap<String, Vec<u8>> {
+/// Returns the files of a log of version 1 that was not closed: 24 commits without metadata, each with a row of 100 bytes.
+pub(crate) fn version_1_log() -> BTreeMap<String, Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/log-v1/engine");
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap())).collect()
 }
 
+/// Returns the rows as rows of a snapshot.
 pub(crate) fn in_snapshot(rows: &Rows) -> impl Iterator<Item = StoredRow<'_>> {
     rows.iter().map(|((bucket, key), row)| StoredRow { bucket, key, row })
 }
@@ -75,12 +75,12 @@ pub(crate) fn open_on(
             Recovered::Row(StoredRow { bucket, key, row }) => {
                 assert_eq!(last, None, "a row after a commit");
                 let before = rows.insert((bucket.to_owned(), key.to_vec()), row.to_vec());
-                assert_eq!(before, None, "a row comes once");
+                assert_eq!(before, None, "a duplicate row");
             }
             Recovered::Commit { position, at, cause, writes } => {
                 assert!(last.is_none_or(|last| last + 1 == position.sequence), "{position:?} after {last:?}");
                 let expected = stamped(position.sequence, &[]);
-                let is_old = position.sequence <= OLD_COMMITS && (at, cause) == (0, Cause::default());
+                let is_old = position.sequence <= VERSION_1_COMMITS && (at, cause) == (0, Cause::default());
                 assert!(is_old || (at, cause) == (expected.at, expected.cause), "{position:?}: {at} {cause:?}");
                 last = Some(position.sequence);
                 apply(&mut rows, writes);
@@ -91,6 +91,6 @@ pub(crate) fn open_on(
 }
 
 /// Options with small limits, so that short tests reach them.
-pub(crate) fn small() -> EmbeddedOptions {
+pub(crate) fn small_options() -> EmbeddedOptions {
     EmbeddedOptions::default().segment_bytes(16 * 1024).checkpoint_log_bytes(16 * 1024)
 }

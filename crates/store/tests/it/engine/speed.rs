@@ -22,7 +22,7 @@ fn speed_of_durable_groups_and_of_plain_writes() {
     let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes, ..WriteSet::default() }).collect();
     let bytes = 64 + commits.iter().map(WriteSet::encoded_len).sum::<usize>();
 
-    // Like the engine: full pages, overwritten in a preallocated file.
+    // The plain writes overwrite full pages of a preallocated file, like the engine.
     let bare = File::create(dir.path().join("bare")).unwrap();
     let page = vec![1; bytes.next_multiple_of(4096)];
     let places = (16 << 20) / page.len();
@@ -33,7 +33,7 @@ fn speed_of_durable_groups_and_of_plain_writes() {
     println!("{ROWS} rows of 256 bytes a group, {bytes} bytes");
     let mut ratios = Vec::new();
     for round in 0..ROUNDS {
-        // The segments are written once with zeros in the first round, and recycled after it.
+        // The segments are filled with zeros in the first round, and recycled in later rounds.
         engine.checkpoint().unwrap().run(None).unwrap();
         let (mut ours, mut bare_ones) = (Vec::new(), Vec::new());
         // Interleaved, because the load of the disk varies.

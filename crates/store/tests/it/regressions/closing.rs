@@ -26,7 +26,7 @@ fn concurrent_close_waits_until_closed() {
                 })
             })
             .collect();
-        // Gives a `close` that does not wait the time to return.
+        // A `close` that does not wait would return during this time.
         for _ in 0..1000 {
             std::thread::yield_now();
         }

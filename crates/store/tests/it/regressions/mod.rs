@@ -1,15 +1,15 @@
 //! Regression tests.
 
-mod anything;
+mod autoincrement;
 mod closing;
-mod follow;
-mod numbers;
-mod permissions;
-mod queries;
+mod followers;
+mod idempotency_keys;
+mod query_limits;
+mod random_operations;
 mod records;
+mod recovery;
 mod references;
-mod replies;
-mod restart;
+mod row_permissions;
 mod sweeps;
 mod transactions;
 
@@ -21,7 +21,7 @@ use tidewire_store::{Clock, Store, StoreOptions};
 
 use crate::store::{records, refusal};
 
-/// A store in memory with these buckets.
+/// Creates a store in memory with these buckets.
 fn store(buckets: &[(&str, Json)]) -> Store {
     let store = Store::memory(StoreOptions::default());
     define(&store, buckets);
@@ -37,6 +37,6 @@ fn define(store: &Store, buckets: &[(&str, Json)]) {
 /// Returns a manual clock and its time.
 fn clock(now: u64) -> (Clock, Arc<AtomicU64>) {
     let time = Arc::new(AtomicU64::new(now));
-    let told = Arc::clone(&time);
-    (Clock::new(move || told.load(Ordering::Relaxed)), time)
+    let now = Arc::clone(&time);
+    (Clock::new(move || now.load(Ordering::Relaxed)), time)
 }

@@ -1,4 +1,4 @@
-//! Extreme records.
+//! Records that reach limits, and lists of records.
 
 use serde_json::json;
 use tidewire_store::{Limits, Store, StoreError, StoreOptions};
@@ -43,7 +43,7 @@ fn record_at_maximum_depth_survives_a_round_trip() {
 }
 
 #[test]
-fn rejected_record_of_many_is_reported_by_index() {
+fn rejected_record_of_a_list_is_reported_by_index() {
     let schema = json!({"id": {"type": "number"}, "name": {"type": "string", "unique": true}});
     let store = store(&[("b", json!({"key": "id", "schema": schema}))]);
     let names = ["a", "b", "c", "a", "x"];

@@ -34,7 +34,7 @@ fn large_sweep_is_split_into_commits() {
 }
 
 #[test]
-fn unsweepable_records_do_not_block_others() {
+fn expired_records_that_cannot_be_deleted_do_not_block_others() {
     let (options, time) = options();
     let store = Store::memory(options);
     let id = json!({"type": "number"});
@@ -50,8 +50,8 @@ fn unsweepable_records_do_not_block_others() {
     store.insert_many("b", referring).wait().unwrap();
     time.store(1100, Ordering::Relaxed);
     store.write(|_| Ok(())).wait().unwrap();
-    wait_until("those that can be are swept", PATIENCE, || store.stats().swept == 100);
-    // The others are swept as soon as their references are gone.
+    wait_until("the records without references are swept", PATIENCE, || store.stats().swept == 100);
+    // The others are swept when the references to them are deleted.
     store.clear("b").wait().unwrap();
     wait_until("all are swept", PATIENCE, || store.stats().swept == 2500);
 }

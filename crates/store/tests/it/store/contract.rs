@@ -2,7 +2,7 @@
 
 use serde_json::{Map, json};
 use tidewire_store::transaction::Operation;
-use tidewire_store::{Answer, Draft, StoreError, WriteError};
+use tidewire_store::{Draft, QueryOutput, StoreError, WriteError};
 
 use super::{ids, open, options, plain, records, with_each_engine};
 
@@ -33,9 +33,9 @@ fn writes_and_definitions_persist_in_order() {
         assert_eq!((records(&store, "mole"), snapshot.position.sequence), before);
         assert_eq!(ids(&store, "mole"), [5, 3, 1]);
         assert_eq!(ids(&store, "zebra"), [7]);
-        let answer = store.query_named("high", json!({"tide": "high"}).as_object().unwrap()).unwrap();
-        assert!(matches!(answer, Answer::Records(records) if records.len() == 2));
-        assert_eq!(snapshot.state.queries().count(), 1, "the query of a dropped bucket goes with it");
+        let output = store.query_named("high", json!({"tide": "high"}).as_object().unwrap()).unwrap();
+        assert!(matches!(output, QueryOutput::Records(records) if records.len() == 2));
+        assert_eq!(snapshot.state.queries().count(), 1, "dropping a bucket removes the queries on it");
         assert_eq!(
             store.query(&tidewire_store::Query::new("ant")),
             Err(StoreError::BucketNotDefined { bucket: "ant".to_owned() })
@@ -189,7 +189,7 @@ fn expired_records_are_hidden_then_swept_and_followed() {
     assert_eq!(store.sweep().wait().unwrap(), 1);
     let commit = follower.try_next().unwrap().unwrap();
     assert_eq!((commit.changes.len(), &commit.changes[0].new), (1, &None));
-    // Also by the background sweep.
+    // The background sweep deletes expired records too.
     let dir = tempfile::tempdir().unwrap();
     let options = super::options().sweep_interval(std::time::Duration::from_millis(1));
     let (store, _) = tidewire_store::Store::open(dir.path(), options).unwrap();
@@ -227,6 +227,9 @@ fn record_with_a_dangling_reference_can_be_updated() {
     clock.set(2000);
     store.update("b", json!(1), json!({"x": 1}), None).wait().unwrap();
     store.update("b", json!(1), json!({"to": 1}), None).wait().unwrap();
-    assert!(store.update("b", json!(1), json!({"to": 2}), None).wait().is_err(), "a new one leads somewhere");
+    assert!(
+        store.update("b", json!(1), json!({"to": 2}), None).wait().is_err(),
+        "the target of a new reference must exist"
+    );
     assert!(store.insert("b", json!({"id": 2, "to": 1})).wait().is_err());
 }

@@ -1,4 +1,4 @@
-//! Invalid definitions have no effect.
+//! Definitions of buckets and queries: errors and limits.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Limits, Store, StoreError};

@@ -1,17 +1,17 @@
 //! Tests of the store.
 
-mod budgets;
 mod contract;
 mod definitions;
-mod failure;
-mod follow;
-mod full;
-mod kill;
-mod permissions;
-mod queue;
-mod system;
-mod transfer;
-mod upgrade;
+mod disk_failure;
+mod export_and_backup;
+mod followers;
+mod killed_process;
+mod old_formats;
+mod read_budgets;
+mod row_permissions;
+mod store_limit;
+mod system_buckets;
+mod write_queue;
 mod writes;
 
 use std::path::Path;
@@ -81,7 +81,7 @@ fn ids(store: &Store, bucket: &str) -> Vec<Json> {
     records(store, bucket).iter().map(|record| record["id"].clone()).collect()
 }
 
-/// A bucket of records with a number as their key.
+/// Returns the definition of a bucket whose keys are numbers.
 fn plain() -> Json {
     json!({"key": "id", "schema": {"id": {"type": "number"}}})
 }

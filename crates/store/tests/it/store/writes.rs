@@ -44,7 +44,7 @@ fn concurrent_writes_are_each_applied_once() {
 }
 
 /// Blocks the writer until the returned sender is used or dropped.
-pub(super) fn hold(store: &Store) -> mpsc::Sender<()> {
+pub(super) fn block_writer(store: &Store) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel::<()>();
     let barrier = Arc::new(Barrier::new(2));
     let reached = Arc::clone(&barrier);
@@ -62,7 +62,7 @@ fn held_back_writes_wait_and_none_is_lost() {
     let options = options().queue(16);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let waiting: Vec<_> = (0..10).map(|id| store.insert("b", json!({"id": id}))).collect();
     assert_eq!(store.stats().waiting, 4);
     // Dropping a held-back write cancels it.
@@ -80,7 +80,7 @@ fn held_back_writes_fail_when_the_store_closes() {
     let options = options().queue(1);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let first = store.insert("b", json!({"id": 1}));
     let second = store.insert("b", json!({"id": 2}));
     let closing = store.clone();
@@ -92,7 +92,7 @@ fn held_back_writes_fail_when_the_store_closes() {
     closing.join().unwrap().unwrap();
     assert!(matches!(store.insert("b", Map::new()).wait(), Err(WriteError::Closed)));
     assert!(store.checkpoint().is_err() && store.close().is_ok());
-    assert_eq!(ids(&store, "b"), [1], "reads go on");
+    assert_eq!(ids(&store, "b"), [1], "reads still work");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn panicking_write_fails_alone() {
     store.define_bucket("b", plain()).wait().unwrap();
     let panicking = store.write(|draft| -> Result<(), StoreError> {
         draft.insert("b", json!({"id": 1}))?;
-        panic!("as it should");
+        panic!("on purpose");
     });
     assert!(matches!(panicking.wait(), Err(WriteError::Panicked)));
     store.insert("b", json!({"id": 2})).wait().unwrap();
@@ -115,7 +115,7 @@ fn too_large_commit_is_rejected_and_its_group_is_committed() {
     let options = options().embedded(EmbeddedOptions::default().max_group_bytes(10_000));
     let (store, _) = Store::open(dir.path(), options).unwrap();
     store.define_bucket("b", plain()).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let large = |id: u64, len: usize| store.insert("b", json!({"id": id, "x": "x".repeat(len)}));
     let pending: Vec<_> = [(1, 10), (2, 5000), (3, 10), (4, 4500), (5, 4500), (6, 4500)]
         .into_iter()
@@ -146,13 +146,13 @@ fn too_large_commit_is_rejected_and_its_group_is_committed() {
     assert_eq!(open(dir.path()).stats().buckets[0].records, 0);
 }
 
-/// A write can drop the last handle on the writer thread.
+/// The last handle is dropped on the writer thread.
 #[test]
 fn write_can_drop_the_last_handle() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let last = store.clone();
     let pending = store.write(move |draft| {
         drop(last);
@@ -200,7 +200,7 @@ fn record_that_is_not_an_object_is_rejected() {
         let StoreError::Record { index: 1, source } =
             refusal(store.insert_many("b", [json!({"id": 3}), wrong.clone()]).wait())
         else {
-            panic!("{wrong} was taken")
+            panic!("{wrong} was accepted")
         };
         invalid(*source);
         invalid(refusal(store.write(|draft| draft.insert("b", json!({"id": 4})).and(draft.insert("b", wrong))).wait()));

@@ -8,14 +8,14 @@ use tidewire_store::engine::{
     BackupError, CopyError, Corruption, Durability, Embedded, EmbeddedOptions, Engine, Files, OpenError,
 };
 
-use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, in_snapshot, old_log, open_on, put, small};
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small_options, version_1_log};
+use crate::engine::sim_disk::SimDisk;
 
 fn rows(count: usize) -> Rows {
     (0..count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![1; 500])).collect()
 }
 
-/// Puts rows up to this number.
+/// Puts rows until the engine has this many commits.
 fn fill(engine: &mut dyn Engine, until: u64) {
     for n in engine.position().sequence..until {
         put(engine, &n.to_string(), &[1; 500]).unwrap();
@@ -24,7 +24,7 @@ fn fill(engine: &mut dyn Engine, until: u64) {
 
 /// Opens a directory and returns its position and rows.
 fn read(dir: &Path) -> (Position, Rows) {
-    let (engine, recovery, rows) = open_on(&Files, dir.to_str().unwrap(), small()).unwrap();
+    let (engine, recovery, rows) = open_on(&Files, dir.to_str().unwrap(), small_options()).unwrap();
     drop(engine);
     (recovery.position, rows)
 }
@@ -33,7 +33,7 @@ fn read(dir: &Path) -> (Position, Rows) {
 fn backup_of_an_open_engine_is_restored_with_a_new_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    let (mut engine, _) = Embedded::open(path("db"), small(), |_| {}).unwrap();
+    let (mut engine, _) = Embedded::open(path("db"), small_options(), |_| {}).unwrap();
     fill(&mut engine, 100);
     engine.checkpoint().unwrap().run(in_snapshot(&rows(100))).unwrap();
     fill(&mut engine, 150);
@@ -43,7 +43,7 @@ fn backup_of_an_open_engine_is_restored_with_a_new_epoch() {
     let again = engine.backup(&path("backup")).unwrap().run().unwrap_err();
     assert!(matches!(again, BackupError::NotEmpty { .. }), "{again}");
 
-    let recovery = Embedded::restore(&path("backup"), &path("copy"), small()).unwrap();
+    let recovery = Embedded::restore(&path("backup"), &path("copy"), small_options()).unwrap();
     assert_eq!((recovery.rows, recovery.commits, recovery.is_new_epoch), (100, 50, true));
     let (position, found) = read(&path("copy"));
     assert_eq!(position, recovery.position);
@@ -51,7 +51,7 @@ fn backup_of_an_open_engine_is_restored_with_a_new_epoch() {
     assert_ne!(position.epoch, engine.position().epoch);
     assert_eq!(engine.position().sequence, 300);
     // Each copy has a new epoch, and the backup is unchanged.
-    let other = Embedded::restore(&path("backup"), &path("other"), small()).unwrap();
+    let other = Embedded::restore(&path("backup"), &path("other"), small_options()).unwrap();
     assert_ne!(other.position.epoch, position.epoch);
 }
 
@@ -61,7 +61,7 @@ fn closed_directory_is_backed_up() {
     {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        let options = small().durability(durability);
+        let options = small_options().durability(durability);
         let (mut engine, _) = Embedded::open(path("db"), options, |_| {}).unwrap();
         fill(&mut engine, 100);
         engine.checkpoint().unwrap().run(in_snapshot(&rows(100))).unwrap();
@@ -111,7 +111,7 @@ fn invalid_corrupt_or_incomplete_source_is_not_copied() {
         |from, to| Embedded::backup_dir(from, to).map(drop),
         |from, to| Embedded::restore(from, to, EmbeddedOptions::default()).map(drop),
     ];
-    let (mut engine, _) = Embedded::open(path("db"), small(), |_| {}).unwrap();
+    let (mut engine, _) = Embedded::open(path("db"), small_options(), |_| {}).unwrap();
     fill(&mut engine, 40);
     drop(engine);
     std::fs::create_dir(path("empty")).unwrap();
@@ -122,7 +122,7 @@ fn invalid_corrupt_or_incomplete_source_is_not_copied() {
         assert!(matches!(missing, CopyError::Open(OpenError::Io { .. })), "{missing}");
         let empty = copy(&path("empty"), &path("target")).unwrap_err();
         assert!(matches!(empty, CopyError::NoData { .. }), "{empty}");
-        assert_eq!(std::fs::read_dir(path("empty")).unwrap().count(), 0, "no lock is left there");
+        assert_eq!(std::fs::read_dir(path("empty")).unwrap().count(), 0, "no lock file was created");
         let taken = copy(&path("db"), &path("taken")).unwrap_err();
         assert!(matches!(taken, CopyError::Write(BackupError::NotEmpty { .. })), "{taken}");
         assert_eq!(std::fs::read_dir(path("taken")).unwrap().count(), 1);
@@ -145,35 +145,36 @@ fn invalid_corrupt_or_incomplete_source_is_not_copied() {
         let error = copy(&path("db"), &path("target")).unwrap_err();
         assert!(matches!(error, CopyError::Open(OpenError::UnfinishedBackup { .. })), "{error}");
     }
-    let error = Embedded::open(path("db"), small(), |_| {}).unwrap_err();
+    let error = Embedded::open(path("db"), small_options(), |_| {}).unwrap_err();
     assert!(matches!(error, OpenError::UnfinishedBackup { .. }), "{error}");
 }
 
-/// The power fails after each disk operation of a restore, for logs of both layouts.
+/// The power fails after each disk operation of a restore, for logs of both versions.
 #[test]
 fn interrupted_restore_cannot_be_opened() {
     let source = SimDisk::default();
-    let (mut engine, ..) = open_on(&source, "db", small()).unwrap();
+    let (mut engine, ..) = open_on(&source, "db", small_options()).unwrap();
     fill(&mut engine, 40);
     engine.checkpoint().unwrap().run(in_snapshot(&rows(40))).unwrap();
     fill(&mut engine, 60);
     drop(engine);
     let mut rng = fastrand::Rng::with_seed(7);
-    for files in [source.files(Path::new("db")), old_log()] {
+    for files in [source.files(Path::new("db")), version_1_log()] {
         let whole = SimDisk::with_files(Path::new("db"), &files);
-        let (engine, recovery, expected) = open_on(&whole, "db", small()).unwrap();
+        let (engine, recovery, expected) = open_on(&whole, "db", small_options()).unwrap();
         let original = recovery.position;
         drop(engine);
         let (mut unfinished, mut done) = (0, 0);
         for fuse in 0.. {
             let disk = SimDisk::with_files(Path::new("db"), &files);
             disk.set_fuse(Some(fuse));
-            let restored = Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small());
+            let restored =
+                Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small_options());
             let is_off = disk.is_off();
             disk.power_off();
             disk.lose_power(&mut rng);
             disk.set_fuse(None);
-            match open_on(&disk, "copy", small()) {
+            match open_on(&disk, "copy", small_options()) {
                 Err(OpenError::UnfinishedBackup { .. }) => unfinished += 1,
                 Err(error) => panic!("{fuse}: {error}"),
                 // The copy had not been started.
@@ -195,8 +196,8 @@ fn interrupted_restore_cannot_be_opened() {
         assert!(unfinished > 10 && done > 0, "{unfinished} unfinished, {done} done");
         // The backup is unchanged.
         let disk = SimDisk::with_files(Path::new("db"), &files);
-        Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small()).unwrap();
+        Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small_options()).unwrap();
         assert!(disk.files(Path::new("db")) == files);
-        assert_eq!(open_on(&disk, "db", small()).unwrap().2, expected);
+        assert_eq!(open_on(&disk, "db", small_options()).unwrap().2, expected);
     }
 }

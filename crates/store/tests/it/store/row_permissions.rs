@@ -1,8 +1,8 @@
-//! Row permissions: a filter on reads and writes.
+//! Row filters and reference filters of writes.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::transaction::{Operation, OperationResult};
-use tidewire_store::{Answer, Draft, Filter, Query, ReferenceFilter, Store, StoreError, WriteError};
+use tidewire_store::{Draft, Filter, Query, QueryOutput, ReferenceFilter, Store, StoreError, WriteError};
 
 use super::{ids, options};
 
@@ -20,8 +20,8 @@ fn as_ann<T: Send + 'static>(
     store: &Store,
     work: impl FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let guard = Filter::parse(&json!({"owner": "ann"})).unwrap();
-    match store.write(move |draft| draft.guarded(&guard, work)).wait() {
+    let filter = Filter::parse(&json!({"owner": "ann"})).unwrap();
+    match store.write(move |draft| draft.with_row_filter(&filter, work)).wait() {
         Ok(done) => Ok(done),
         Err(WriteError::Refused(error)) => Err(error),
         Err(error) => panic!("{error}"),
@@ -29,7 +29,7 @@ fn as_ann<T: Send + 'static>(
 }
 
 #[test]
-fn hidden_records_do_not_exist() {
+fn hidden_records_are_not_found() {
     let store = store();
     let not_found = Err(StoreError::NotFound { bucket: "b".into(), key: json!(2) });
     let get = |key: Json| as_ann(&store, move |draft| Ok(draft.get("b", &key)?.is_some())).unwrap();
@@ -41,16 +41,16 @@ fn hidden_records_do_not_exist() {
     assert_eq!(ids(&store, "b"), [1, 2, 3]);
     let count = json!({"bucket": "b", "aggregate": {"function": "sum", "field": "n"}});
     let sum = as_ann(&store, move |draft| draft.query(&Query::parse(&count)?));
-    assert_eq!(sum, Ok(Answer::Value(Some(json!(4)))));
+    assert_eq!(sum, Ok(QueryOutput::Value(Some(json!(4)))));
     as_ann(&store, |draft| draft.clear("b")).unwrap();
     assert_eq!(ids(&store, "b"), [2]);
 }
 
 #[test]
-fn write_must_match_the_guard_before_and_after() {
+fn written_record_must_match_the_row_filter_before_and_after() {
     let store = store();
     let forbidden = Err(StoreError::Forbidden { bucket: "b".into() });
-    // With the key of a hidden record, or a new key.
+    // The key is new, or that of a hidden record.
     for id in [4, 2] {
         for record in [json!({"id": id, "owner": "bob"}), json!({"id": id})] {
             let copy = record.clone();
@@ -71,7 +71,7 @@ fn write_must_match_the_guard_before_and_after() {
 }
 
 #[test]
-fn operations_of_a_transaction_have_separate_guards() {
+fn operations_of_a_transaction_have_separate_row_filters() {
     let store = store();
     let operations = json!([
         {"op": "get", "bucket": "b", "key": 2},
@@ -81,14 +81,14 @@ fn operations_of_a_transaction_have_separate_guards() {
     ]);
     let mut operations = Operation::parse_all(&operations).unwrap();
     for operation in &mut operations[..3] {
-        operation.guard = Some(Filter::parse(&json!({"owner": "ann"})).unwrap());
+        operation.row_filter = Some(Filter::parse(&json!({"owner": "ann"})).unwrap());
     }
     let results: Vec<Json> = store.transact(operations).wait().unwrap().iter().map(OperationResult::to_json).collect();
     assert_eq!((&results[0], &results[1]), (&Json::Null, &json!(2)));
     assert_eq!((results[2].as_array().unwrap().len(), &results[3]["id"]), (1, &json!(2)));
     let transact = |operation: Json| {
         let mut operations = Operation::parse_all(&json!([operation])).unwrap();
-        operations[0].guard = Some(Filter::parse(&json!({"owner": "ann"})).unwrap());
+        operations[0].row_filter = Some(Filter::parse(&json!({"owner": "ann"})).unwrap());
         store.transact(operations).wait().map_err(|error| error.to_string())
     };
     for key in [2, 9] {
@@ -112,7 +112,7 @@ fn reference_to_a_hidden_record_is_rejected() {
     let references = ReferenceFilter::new(move |bucket| (bucket == "b").then(|| own.clone()));
     let write = |work: fn(&mut Draft, u64) -> Result<(), StoreError>, of: u64| {
         let references = references.clone();
-        let written = store.write(move |draft| draft.referring_to(&references, |draft| work(draft, of)));
+        let written = store.write(move |draft| draft.with_reference_filter(&references, |draft| work(draft, of)));
         written.wait().map_err(|error| error.to_string())
     };
     let insert = |draft: &mut Draft, of: u64| draft.insert("notes", json!({"id": of, "of": of})).map(drop);

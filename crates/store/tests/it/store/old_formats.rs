@@ -52,7 +52,7 @@ fn check(store: &Store) {
 }
 
 #[test]
-fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
+fn directory_with_a_version_1_log_is_opened_and_written() {
     for (name, epoch, first, is_closed) in
         [("closed", 0xb7b7_244a_3356_8fcc, 9, true), ("unclosed", 0xf53d_1360_87b8_8514, 0, false)]
     {
@@ -74,7 +74,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         let mut expected = vec![(0, Cause::default()); usize::try_from(13 - first).unwrap()];
         assert_eq!(commits(&store), expected);
 
-        // Writes continue over several segments, and new commits have both.
+        // Writes continue over several segments, and new commits have time and cause.
         for id in 7..60_u64 {
             let record = json!({"name": format!("port {id}"), "x": "x".repeat(200)});
             let written = store
@@ -92,7 +92,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         assert_eq!(recovery.position, Position { epoch, sequence: 13 + 54 });
         assert_eq!(commits(&store), expected);
         assert_eq!((ids(&store, "ports").len(), ids(&store, "ships")), (57, vec![json!("Corbeau")]));
-        // After a checkpoint a recovery reads no segment of the old layout.
+        // After a checkpoint, recovery reads no segment of the old layout.
         store.checkpoint().unwrap();
         store.close().unwrap();
         let (store, recovery) = open(&dir);

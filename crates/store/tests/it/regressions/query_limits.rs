@@ -1,4 +1,4 @@
-//! Extreme queries.
+//! Queries that exceed the limits of their options.
 
 use serde_json::{Value as Json, json};
 use tidewire_store::Query;

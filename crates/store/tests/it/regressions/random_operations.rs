@@ -1,4 +1,4 @@
-//! Random operations in any order: failures have no effect, a restart preserves the state, and references do not dangle.
+//! Random sequences of operations: failures have no effect, a restart preserves the state, and references do not dangle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,7 @@ fn all(store: &Store) -> String {
     String::from_utf8(lines).unwrap()
 }
 
-/// Returns a record with a dangling reference to a bucket that is older than the record.
+/// Describes a record with a dangling reference, if there is one.
 fn dangling(store: &Store) -> Option<String> {
     let snapshot = store.snapshot();
     for (name, bucket) in snapshot.state.buckets() {
@@ -87,8 +87,8 @@ fn dangling(store: &Store) -> Option<String> {
             let Ok(target) = snapshot.state.bucket(&reference.bucket) else { continue };
             for record in records(store, name) {
                 let referred = &record[field];
-                let is_there = target.rows().any(|row| row.to_record()[&target.definition().key] == *referred);
-                if !referred.is_null() && !is_there {
+                let exists = target.rows().any(|row| row.to_record()[&target.definition().key] == *referred);
+                if !referred.is_null() && !exists {
                     return Some(format!("{record} of {name} by {field}"));
                 }
             }

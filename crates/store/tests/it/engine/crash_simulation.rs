@@ -12,8 +12,10 @@ use fastrand::Rng;
 use tidewire_store::Position;
 use tidewire_store::engine::{Durability, Embedded, EmbeddedOptions, Engine, EngineError};
 
-use crate::engine::disk::SimDisk;
-use crate::engine::model::{OLD_COMMITS, Rows, Writes, apply, borrowed, commit, in_snapshot, old_log, open_on, small};
+use crate::engine::model::{
+    Rows, VERSION_1_COMMITS, Writes, apply, borrowed, commit, in_snapshot, open_on, small_options, version_1_log,
+};
+use crate::engine::sim_disk::SimDisk;
 
 struct Simulation {
     rng: Rng,
@@ -33,18 +35,18 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let options = small().segment_bytes([8, 12, 64][rng.usize(..3)] * 1024).durability(match rng.u8(..4) {
+        let options = small_options().segment_bytes([8, 12, 64][rng.usize(..3)] * 1024).durability(match rng.u8(..4) {
             0 => Durability::None,
             1 => Durability::Interval(Duration::from_hours(1)),
             _ => Durability::Always,
         });
         let (mut disk, mut history, mut durable) = (SimDisk::default(), vec![(Rows::new(), true)], 0);
-        // Some runs begin with a log of an older version, to include the change of the layout.
+        // Some runs begin with a log of version 1, to test the change of the layout.
         if rng.u8(..4) == 0 {
-            disk = SimDisk::with_files(Path::new("db"), &old_log());
-            let copy = SimDisk::with_files(Path::new("db"), &old_log());
+            disk = SimDisk::with_files(Path::new("db"), &version_1_log());
+            let copy = SimDisk::with_files(Path::new("db"), &version_1_log());
             let (_, _, rows) = open_on(&copy, "db", options).unwrap();
-            durable = usize::try_from(OLD_COMMITS).unwrap();
+            durable = usize::try_from(VERSION_1_COMMITS).unwrap();
             history = vec![(rows, true); durable + 1];
         }
         Self { rng, disk, options, history, durable, acknowledged: durable, epoch: None, crashes: 0, backups: 0 }
@@ -124,10 +126,10 @@ impl Simulation {
         assert!(sequence >= self.durable, "{sequence}, though {} was durable", self.durable);
         assert!(sequence < self.history.len(), "{sequence} was never written");
         let (expected, is_whole) = &self.history[sequence];
-        assert!(is_whole, "half a group");
+        assert!(is_whole, "an incomplete group");
         assert_eq!(&rows, expected, "the rows of {sequence}");
         if was_killed || was_closed {
-            assert!(sequence >= self.acknowledged, "the disk had it all");
+            assert!(sequence >= self.acknowledged, "only a power failure may lose acknowledged commits");
         }
         if let Some(epoch) = self.epoch {
             // A close that the power failure interrupted may have completed.
@@ -229,7 +231,7 @@ impl Simulation {
             if !self.disk.is_off() && self.rng.bool() {
                 if engine.close().is_ok() {
                     self.durable = self.history.len() - 1;
-                    // All relevant data is synced, so the power may fail too.
+                    // All data is synced, so a power failure loses nothing.
                     self.disk.power_off();
                     self.disk.lose_power(&mut self.rng);
                     return (false, true);
@@ -280,7 +282,7 @@ fn ten_thousand_crashes_leave_a_prefix_each() {
 }
 
 #[test]
-#[ignore = "runs the seed that a failure has named"]
+#[ignore = "repeats the run of a failed seed"]
 fn replay_seed() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     simulate(std::iter::once(seed), 1);

@@ -1,4 +1,4 @@
-//! A store that has reached the limit of its bytes.
+//! The limit of the bytes of a store.
 
 use serde_json::json;
 use tidewire_store::system::SystemBuckets;
@@ -34,7 +34,7 @@ fn full_store_rejects_only_growth() {
     let count = fill(&store);
     let full = store.stats();
     assert!(full.record_bytes <= MAX && full.record_bytes > MAX - 1500 && full.refused == 1, "{full:?}");
-    assert_eq!(ids(&store, "b"), (0..count).collect::<Vec<_>>(), "a refused write leaves nothing behind");
+    assert_eq!(ids(&store, "b"), (0..count).collect::<Vec<_>>(), "a rejected write has no effect");
 
     let grow = store.update("b", json!(0), json!({"text": "x".repeat(3000)}), None);
     assert!(is_full(grow));

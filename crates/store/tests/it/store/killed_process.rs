@@ -1,4 +1,5 @@
-//! Killed processes: acknowledged writes survive with the time and cause of their commits, and indexes agree with rows.
+//! Recovery after the process was killed: acknowledged writes survive with the time and cause of their commits, and indexes agree
+//! with rows.
 
 use std::io::Write as _;
 use std::thread;
@@ -8,7 +9,7 @@ use tidewire_store::engine::EmbeddedOptions;
 use tidewire_store::{Cause, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
-const TEST: &str = "store::kill::acknowledged_writes_survive_a_kill";
+const TEST: &str = "store::killed_process::acknowledged_writes_survive_a_kill";
 const DIR: &str = "TIDEWIRE_STORE_KILL_DIR";
 const WRITERS: u64 = 4;
 
@@ -81,14 +82,14 @@ fn counter(store: &Store, writer: u64) -> u64 {
 
 /// Returns the last acknowledged counter of each writer.
 fn acknowledged(child: &Process) -> [u64; 4] {
-    let mut told = [0; 4];
+    let mut last = [0; 4];
     for line in child.output().lines() {
         let mut words = line.strip_prefix("acknowledged ").into_iter().flat_map(|rest| rest.split(' '));
         if let (Some(writer), Some(n)) = (words.next(), words.next()) {
-            told[writer.parse::<usize>().unwrap()] = n.parse().unwrap();
+            last[writer.parse::<usize>().unwrap()] = n.parse().unwrap();
         }
     }
-    told
+    last
 }
 
 fn query(store: &Store, query: &Json) -> Vec<Json> {
@@ -133,7 +134,7 @@ fn acknowledged_writes_survive_a_kill() {
     let temporary = tempfile::tempdir().unwrap();
     let mut rng = fastrand::Rng::with_seed(7);
     let mut rounds = 0;
-    // Starts over at intervals, because the duration of a round grows with the rows.
+    // A new directory is used after ten rounds, because the duration of a round grows with the number of rows.
     for life in 0..20 {
         let dir = temporary.path().join(life.to_string());
         let dir = dir.to_str().unwrap();
@@ -141,7 +142,7 @@ fn acknowledged_writes_survive_a_kill() {
             let mut command = rerun(TEST);
             command.env(DIR, dir);
             let mut child = Process::spawn(command);
-            // At a random time: before, during or after opening.
+            // The process is killed at a random time: before, during or after opening.
             match rng.u8(..8) {
                 0 => {}
                 1 => drop(child.wait_for_line("opened")),

@@ -11,10 +11,10 @@ use tidewire_store::engine::{Embedded, EmbeddedOptions};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{Process, is_rerun, rerun, wait_until};
 
-const TEST: &str = "engine::modes::created_files_are_private_to_the_user";
+const TEST: &str = "engine::file_modes::created_files_are_private_to_the_user";
 const DIR: &str = "TIDEWIRE_STORE_MODES_DIR";
 
-/// Creates everything that a store creates: a data directory with parents, segments, snapshots, a backup and a restored copy.
+/// Creates all kinds of files and directories: a data directory with parents, segments, snapshots, a backup and a restored copy.
 fn create(root: &Path) {
     let options = StoreOptions::default().embedded(
         EmbeddedOptions::default().segment_bytes(64 * 1024).checkpoint_log_bytes(96 * 1024).max_group_bytes(32 * 1024),
@@ -32,7 +32,7 @@ fn create(root: &Path) {
     Embedded::restore(&root.join("backups/one"), &root.join("copies/one"), EmbeddedOptions::default()).unwrap();
 }
 
-/// Returns the mode of everything below a directory.
+/// Collects the modes of all files and directories below a directory.
 fn modes(dir: &Path, found: &mut BTreeSet<(String, u32)>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! System buckets: accessible only to the program that declares them.
+//! System buckets, which only the program that declares them can access.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -133,7 +133,7 @@ fn assert_every_operation_fails(store: &Store, name: &'static str, key: &Json) {
     let record = || json!({"id": 1, "name": "admin", "event": "x"});
     let all = move || Query::new(name);
     let keys: Vec<Json> = vec![key.clone(); 4];
-    let [get, update, delete, guarded]: [Json; 4] = keys.try_into().unwrap();
+    let [get, update, delete, filtered]: [Json; 4] = keys.try_into().unwrap();
     let not_found: Vec<Work> = vec![
         Box::new(move |draft| draft.insert(name, record()).map(drop)),
         Box::new(move |draft| draft.insert_many(name, vec![record()]).map(drop)),
@@ -149,7 +149,7 @@ fn assert_every_operation_fails(store: &Store, name: &'static str, key: &Json) {
         Box::new(move |draft| draft.define_query("q", &json!({"bucket": name}))),
         Box::new(move |draft| draft.once("u", "k", "r", |draft| draft.clear(name).map(|()| Json::Null)).map(drop)),
         Box::new(move |draft| {
-            draft.guarded(&Filter::everything(), |draft| draft.delete(name, &guarded, None)).map(drop)
+            draft.with_row_filter(&Filter::everything(), |draft| draft.delete(name, &filtered, None)).map(drop)
         }),
         // Definitions apply to ordinary buckets, inside and outside of `system`.
         Box::new(move |draft| draft.system(|draft| draft.drop_bucket(name))),
@@ -197,7 +197,7 @@ fn ordinary_bucket_cannot_reference_a_system_bucket() {
         };
         for on_delete in ["restrict", "cascade", "set_null"] {
             store.define_bucket(on_delete, refers(on_delete)).wait().unwrap();
-            // As if the bucket did not exist, so the error does not reveal its records.
+            // The insert succeeds for any reference, as if the bucket did not exist, so it does not reveal system records.
             for (id, role) in [(1, "admin"), (2, "none")] {
                 store.insert(on_delete, json!({"id": id, "role": role})).wait().unwrap();
             }
@@ -228,7 +228,7 @@ fn system_buckets_support_schema_indexes_references_and_transactions() {
         let query = Query::parse(&json!({"bucket": "$audit", "filter": {"event": "start"}})).unwrap();
         let snapshot = store.snapshot();
         let bucket = snapshot.state.system_bucket("$audit").unwrap();
-        let found = query.answer(bucket, store.now(), &Budget::unlimited()).unwrap().into_records();
+        let found = query.evaluate(bucket, store.now(), &Budget::unlimited()).unwrap().into_records();
         assert_eq!(found, stored(&store, "$audit"));
         let operations = json!([
             {"op": "insert", "bucket": "$audit", "data": {"event": "login"}},
@@ -241,11 +241,11 @@ fn system_buckets_support_schema_indexes_references_and_transactions() {
         let results: Vec<Json> = results.iter().map(tidewire_store::transaction::OperationResult::to_json).collect();
         assert_eq!((&results[0]["id"], &results[2], &results[3][0]["name"]), (&json!(2), &json!(2), &json!("admin")));
 
-        // The guard has no effect inside `system`. After it, the guard applies again, and names are ordinary ones.
+        // The row filter has no effect inside `system`. After it, the filter applies again, and names are those of ordinary buckets.
         store.define_bucket("b", plain()).wait().unwrap();
         let own = Filter::parse(&json!({"owner": "me"})).unwrap();
         let written = store.write(move |draft| {
-            draft.guarded(&own, |draft| {
+            draft.with_row_filter(&own, |draft| {
                 draft.system(|draft| draft.insert("$audit", json!({"event": "write"})))?;
                 assert!(draft.insert("$audit", json!({"event": "write"})).is_err());
                 assert!(draft.system(|draft| draft.insert("b", json!({"id": 2}))).is_err());
@@ -305,7 +305,7 @@ fn followers_see_system_buckets() {
     assert_eq!(before[1].changes[0].new.as_ref().unwrap().to_record()["event"], "start");
     store.close().unwrap();
     let store = open(dir.path());
-    assert_eq!(commits(&store), before, "the same declarations are no commit");
+    assert_eq!(commits(&store), before, "unchanged declarations are not committed");
 }
 
 #[test]
@@ -429,12 +429,12 @@ fn system_buckets_are_exported_and_imported_if_declared() {
     insert(&store, "$audit", json!({"event": "start"})).unwrap();
     insert(&store, "_roles", json!({"name": "owner"})).unwrap();
     let mut exported = Vec::new();
-    let told = store.export(&mut exported).unwrap();
-    assert_eq!((told.buckets, told.records), (1, 3));
+    let counts = store.export(&mut exported).unwrap();
+    assert_eq!((counts.buckets, counts.records), (1, 3));
 
     let dir = tempfile::tempdir().unwrap();
     let copy = open(dir.path());
-    assert_eq!(copy.import(&exported[..]).unwrap(), told);
+    assert_eq!(copy.import(&exported[..]).unwrap(), counts);
     copy.close().unwrap();
     let copy = open(dir.path());
     for bucket in ["$audit", "_roles"] {
@@ -443,7 +443,7 @@ fn system_buckets_are_exported_and_imported_if_declared() {
     assert_eq!(ids(&copy, "b"), [1]);
     let mut again = Vec::new();
     copy.export(&mut again).unwrap();
-    assert!(again == exported, "to the byte");
+    assert!(again == exported, "the exports are identical");
 
     let other = Store::memory(declaring(&[("$audit", audit())]));
     let refused = other.import(&exported[..]).unwrap_err();
@@ -457,7 +457,7 @@ fn system_buckets_are_exported_and_imported_if_declared() {
     assert_eq!(other.import(lines.as_bytes()).unwrap_err().line, 2);
 }
 
-const TEST: &str = "store::system::killed_process_leaves_both_records_of_a_commit_or_none";
+const TEST: &str = "store::system_buckets::killed_process_leaves_both_records_of_a_commit_or_none";
 const DIR: &str = "TIDEWIRE_STORE_SYSTEM_DIR";
 
 /// Repeatedly inserts a record and its audit entry in one commit.

@@ -9,8 +9,7 @@ use super::recover::StoreOpenError;
 use crate::engine::{Engine, Write, WriteSet};
 use crate::{Cause, Draft, State};
 
-/// Applies the declarations of system buckets. New and changed declarations are stored in one commit, before the store accepts
-/// writes.
+/// Applies the declarations of system buckets to a state. Stores new and changed declarations in one commit.
 pub(super) fn declare(
     engine: &mut dyn Engine,
     state: State,

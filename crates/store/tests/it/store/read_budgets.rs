@@ -8,7 +8,7 @@ use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::transaction::Operation;
 use tidewire_store::{Filter, Limits, Query, Store, StoreError, StoreOptions, WriteError};
 
-/// A store with a bucket of `count` records, each with a text.
+/// Creates a store with a bucket of `count` records, each with a text.
 fn store(count: usize, text: &str) -> Store {
     let store = Store::memory(StoreOptions::default());
     let number = json!({"type": "number"});
@@ -24,11 +24,11 @@ fn query(mut json: Json) -> Query {
     Query::parse(&json).unwrap()
 }
 
-/// Runs a query with a budget, as text.
+/// Runs a query with a budget. Returns its result as text.
 fn run(store: &Store, json: Json, max: usize, budget: &Budget) -> Result<String, Exceeded> {
     let snapshot = store.snapshot();
     let mut out = Vec::new();
-    query(json).write_answer(snapshot.state.bucket("b").unwrap(), 0, &mut out, max, budget)?;
+    query(json).write_result(snapshot.state.bucket("b").unwrap(), 0, &mut out, max, budget)?;
     Ok(String::from_utf8(out).unwrap())
 }
 
@@ -93,10 +93,10 @@ fn memory_limits_apply_while_results_are_built() {
     for json in [json!({"sort": {"own": "asc"}, "fields": []}), groups] {
         let budget = Budget::unlimited().max_bytes(100_000);
         assert_eq!(run(&store, json.clone(), usize::MAX, &budget), memory, "{json}");
-        // It failed before all records were examined.
+        // The read failed before all records were examined.
         assert!(budget.work() < 1_000_000, "{json} took {} units of work", budget.work());
     }
-    // With a limit, only the sort keys of that many records are kept.
+    // With a limit, the read keeps the sort keys of only that many records.
     let budget = Budget::unlimited().max_bytes(100_000);
     let sorted = json!({"sort": {"own": "asc"}, "limit": 2, "fields": ["id"]});
     assert_eq!(run(&store, sorted, usize::MAX, &budget).unwrap(), r#"[{"id":0},{"id":1}]"#);
@@ -107,11 +107,11 @@ fn memory_limits_apply_while_results_are_built() {
 fn read_can_be_stopped_within_one_large_record() {
     let store = store(1, &"tide ".repeat(100_000));
     let conditions: Vec<Json> = (0..200).map(|n| json!({"text": {"$contains": format!("neap {n}")}})).collect();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&calls);
     let budget = Budget::unlimited().stop_when(move || counter.fetch_add(1, Relaxed) == 20);
     assert_eq!(run(&store, json!({"filter": {"$or": conditions}}), usize::MAX, &budget), Err(Exceeded::Stopped));
-    assert_eq!(asked.load(Relaxed), 21);
+    assert_eq!(calls.load(Relaxed), 21);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn reads_of_a_transaction_are_limited_and_the_error_names_the_missing_index() {
     let insert = json!({"op": "insert", "bucket": "b", "data": {"id": -1}});
     let run = |operations: Json| store.transact(Operation::parse_all(&operations).unwrap()).wait();
     let Err(WriteError::Refused(StoreError::Transaction(error))) = run(json!([insert, scan])) else {
-        panic!("a transaction with a long read was done")
+        panic!("a transaction with a long read succeeded")
     };
     let expected = "operations[1]: the reads of the write exceed the limit of 1 ms in bucket \"b\": \
                     define an index on \"name\", or read before the transaction";

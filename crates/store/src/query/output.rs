@@ -9,32 +9,34 @@ use crate::{Aggregate, Bucket, Filter, Query, Row};
 
 /// The result of a query.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    /// The records, with the fields that the query asks for.
+pub enum QueryOutput {
+    /// The records, with the requested fields.
     Records(Vec<Json>),
     /// The value of an aggregate. `None` is the minimum or maximum of no numbers.
     Value(Option<Json>),
 }
 
-impl Answer {
-    /// Returns the records. An aggregate has none.
+impl QueryOutput {
+    /// Returns the records, or an empty list for an aggregate.
     pub fn into_records(self) -> Vec<Json> {
         if let Self::Records(records) = self { records } else { Vec::new() }
     }
 }
 
 impl Query {
-    /// Evaluates the query on a bucket at that time, in milliseconds. Expired records are not part of the result.
-    pub fn answer(&self, bucket: &Bucket, now: u64, budget: &Budget) -> Result<Answer, Exceeded> {
+    /// Evaluates the query on a bucket. `now` is the time in milliseconds since 1970; records that have expired are ignored.
+    pub fn evaluate(&self, bucket: &Bucket, now: u64, budget: &Budget) -> Result<QueryOutput, Exceeded> {
         Ok(match &self.aggregate {
-            Some(aggregate) => Answer::Value(self.compute(aggregate, bucket, now, budget)?),
-            None => Answer::Records(self.rows(bucket, now, budget)?.into_iter().map(|row| self.project(row)).collect()),
+            Some(aggregate) => QueryOutput::Value(self.compute(aggregate, bucket, now, budget)?),
+            None => {
+                QueryOutput::Records(self.rows(bucket, now, budget)?.into_iter().map(|row| self.project(row)).collect())
+            }
         })
     }
 
-    /// Evaluates the query and appends the result as JSON text of at most `max` bytes, copied from the rows. Returns whether there is
-    /// a result: the minimum or maximum of no numbers has none, and nothing is written.
-    pub fn write_answer(
+    /// Evaluates the query and appends the result as JSON text of at most `max` bytes, copied from the rows. Returns false and appends
+    /// nothing if there is no result: the minimum or maximum of no numbers.
+    pub fn write_result(
         &self,
         bucket: &Bucket,
         now: u64,
@@ -95,7 +97,7 @@ impl Query {
             return Ok(Some(Json::from(self.count(bucket, now, budget)?)));
         }
         if let Some((field, direction)) = aggregate.min_or_max() {
-            // The first record in sorted order, which an index can find.
+            // The result is that of the first record in sorted order, which an index can find.
             let is_number = Test::Order(Comparison::GreaterOrEqual, Scalar::new(f64::MIN));
             let filter = self.filter.clone().and(Filter::Test(field.clone(), is_number));
             let rows = Scan { bucket, filter: &filter, now, budget }.sorted(&[(field.clone(), direction)], 0, 1)?;
@@ -146,10 +148,10 @@ mod tests {
     fn text(query: &Json, bucket: &Bucket) -> Option<String> {
         let mut out = b"before ".to_vec();
         let query = Query::parse(query).unwrap();
-        let is_there = query.write_answer(bucket, 0, &mut out, usize::MAX, &Budget::unlimited()).unwrap();
+        let has_result = query.write_result(bucket, 0, &mut out, usize::MAX, &Budget::unlimited()).unwrap();
         let text = String::from_utf8(out).unwrap().strip_prefix("before ").unwrap().to_owned();
-        assert_eq!(is_there, !text.is_empty());
-        is_there.then_some(text)
+        assert_eq!(has_result, !text.is_empty());
+        has_result.then_some(text)
     }
 
     #[test]
@@ -158,8 +160,8 @@ mod tests {
         let query = json!({"bucket": "b", "fields": ["q\"\u{1}", "b", "c", "id", "b"]});
         let expected = r#"[{"q\"\u0001":[1,{"é":null}],"b":"y","id":1},{"id":2}]"#;
         assert_eq!(text(&query, &bucket).unwrap(), expected);
-        let answer = Query::parse(&query).unwrap().answer(&bucket, 0, &Budget::unlimited()).unwrap();
-        let Answer::Records(records) = answer else { panic!("expected records, got {answer:?}") };
+        let result = Query::parse(&query).unwrap().evaluate(&bucket, 0, &Budget::unlimited()).unwrap();
+        let QueryOutput::Records(records) = result else { panic!("expected records, got {result:?}") };
         assert_eq!(Json::from(records).to_string(), expected);
         assert_eq!(text(&json!({"bucket": "b", "fields": []}), &bucket).unwrap(), "[{},{}]");
     }

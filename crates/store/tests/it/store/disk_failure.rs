@@ -1,4 +1,4 @@
-//! Failing and full disks, as seen by writers and readers.
+//! Writes and reads while the disk fails or is full.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tidewire_store::{Store, StoreOpenError, StoreOptions, WriteError};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use super::{ids, open, options, plain};
-use crate::engine::disk::SimDisk;
+use crate::engine::sim_disk::SimDisk;
 
 fn open_on(disk: &SimDisk, options: StoreOptions) -> Store {
     Store::open_on(Arc::new(disk.clone()), Path::new("db"), options).unwrap().0
@@ -38,7 +38,10 @@ fn failed_sync_stops_writes_but_not_reads() {
     for _ in 0..2 {
         let stopped = store.insert("b", json!({"id": 3})).wait().unwrap_err();
         assert!(matches!(&stopped, WriteError::Stopped(_)), "{stopped:?}");
-        assert_eq!(stopped.to_string(), "writes are rejected since the disk failed: repair the disk, then restart");
+        assert_eq!(
+            stopped.to_string(),
+            "writes are rejected because the disk failed during an earlier write: repair the disk, then restart"
+        );
     }
     // Reads do not return a write with an unknown outcome.
     assert_eq!(ids(&store, "b"), [1]);
@@ -63,7 +66,7 @@ fn full_disk_rejects_writes_until_space_is_free() {
             Ok(_) => kept.push(json!(id)),
             Err(error) => break error,
         }
-        assert!(kept.len() < 1000, "the disk is not that large");
+        assert!(kept.len() < 1000, "the disk has no space for so much data");
     };
     assert!(matches!(refused, WriteError::NotStored(_)), "{refused:?}");
     assert_eq!(ids(&store, "b"), kept);
@@ -119,7 +122,7 @@ fn second_store_in_a_directory_is_rejected() {
     open(dir.path());
 }
 
-/// Rows that were not written by a store.
+/// The rows were not written by a store.
 #[test]
 fn invalid_data_is_not_opened() {
     use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
@@ -144,7 +147,10 @@ fn invalid_data_is_not_opened() {
         engine.commit(&[WriteSet { writes: &writes, ..WriteSet::default() }]).unwrap();
         drop(engine);
         let refused = Store::open(dir.path(), options()).unwrap_err();
-        assert_eq!(refused.to_string(), format!("the data directory was not written by this version: {error}"));
+        assert_eq!(
+            refused.to_string(),
+            format!("the data directory has data that is invalid for this version: {error}")
+        );
     }
 }
 
@@ -186,5 +192,5 @@ fn checkpoint_is_counted_without_further_writes() {
     }
     wait_until("the checkpoint is counted", PATIENCE, || store.stats().engine.checkpoints == 1);
     store.checkpoint().unwrap();
-    wait_until("one by hand is counted", PATIENCE, || store.stats().engine.checkpoints == 2);
+    wait_until("a requested checkpoint is counted", PATIENCE, || store.stats().engine.checkpoints == 2);
 }

@@ -30,11 +30,11 @@ fn export_and_import_reproduce_the_store() {
     let store = Store::memory(options());
     filled(&store);
     let mut exported = Vec::new();
-    let told = store.export(&mut exported).unwrap();
-    assert_eq!((told.buckets, told.queries, told.records), (3, 1, 3002));
+    let counts = store.export(&mut exported).unwrap();
+    assert_eq!((counts.buckets, counts.queries, counts.records), (3, 1, 3002));
     let dir = tempfile::tempdir().unwrap();
     let copy = open(dir.path());
-    assert_eq!(copy.import(&exported[..]).unwrap(), told);
+    assert_eq!(copy.import(&exported[..]).unwrap(), counts);
     copy.close().unwrap();
     let copy = open(dir.path());
     for bucket in ["b", "refers", "late"] {
@@ -42,10 +42,10 @@ fn export_and_import_reproduce_the_store() {
     }
     let mut again = Vec::new();
     copy.export(&mut again).unwrap();
-    assert!(again == exported, "to the byte");
+    assert!(again == exported, "the exports are identical");
     // A second import defines nothing new and overwrites the records.
-    let told = copy.import(&exported[..]).unwrap();
-    assert_eq!((told.buckets, told.queries, told.records), (0, 0, 3002));
+    let counts = copy.import(&exported[..]).unwrap();
+    assert_eq!((counts.buckets, counts.queries, counts.records), (0, 0, 3002));
     let mut again = Vec::new();
     copy.export(&mut again).unwrap();
     assert!(again == exported);
@@ -132,7 +132,7 @@ fn backup_during_writes_can_be_restored() {
     let snapshot = copy.snapshot();
     assert_eq!(snapshot.position.sequence, position.sequence);
     assert_ne!(snapshot.position.epoch, position.epoch, "the copy has a new epoch");
-    // Exactly the commits up to the position.
+    // The copy has exactly the commits up to the position.
     let there = ids(&copy, "b");
     let until = 3000 + position.sequence - filled;
     assert!(there == (0..until).map(|id| json!(id)).collect::<Vec<_>>(), "{} of {until}", there.len());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tidewire_store::{Cause, Pending, Query, Store, StoreOptions, WriteOptions};
 
-use super::writes::hold;
+use super::writes::block_writer;
 use super::{ids, open, options, plain};
 
 /// Records the order in which writes run.
@@ -39,7 +39,7 @@ fn memory(queue: usize, queue_bytes: usize) -> Store {
 #[test]
 fn owners_are_served_round_robin() {
     let (store, order) = (Store::memory(options()), Order::default());
-    let release = hold(&store);
+    let release = block_writer(&store);
     let mut pending = order.write_many(&store, 1, 5);
     pending.extend(order.write_many(&store, 2, 1));
     pending.extend(order.write_many(&store, 3, 2));
@@ -53,7 +53,7 @@ fn owners_are_served_round_robin() {
 #[test]
 fn origins_of_an_owner_are_served_round_robin() {
     let (store, order) = (Store::memory(options()), Order::default());
-    let release = hold(&store);
+    let release = block_writer(&store);
     let write = |origin: u64, number: usize| {
         let (order, options) = (order.clone(), WriteOptions::default().owner(1).cause(Cause::of(origin)));
         store.write_with(options, move |_| {
@@ -75,7 +75,7 @@ fn owner_of_costly_writes_is_served_less_often() {
     let (store, order) = (Store::memory(options()), Order::default());
     store.define_bucket("b", plain()).wait().unwrap();
     store.insert_many("b", (0..1000).map(|id| json!({"id": id}))).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let costly = |number: usize| {
         let (order, filter) = (order.clone(), json!({"bucket": "b", "filter": {"n": 1}}));
         store.write_with(WriteOptions::default().owner(1), move |draft| {
@@ -95,7 +95,7 @@ fn owner_of_costly_writes_is_served_less_often() {
 #[test]
 fn one_owner_cannot_fill_the_queue() {
     let (store, order) = (memory(16, usize::MAX), Order::default());
-    let release = hold(&store);
+    let release = block_writer(&store);
     let mut pending = order.write_many(&store, 1, 20);
     assert_eq!(pending.iter().filter(|pending| pending.is_held_back()).count(), 16);
     assert_eq!(store.stats().waiting, 4);
@@ -116,7 +116,7 @@ fn one_owner_cannot_fill_the_queue() {
 #[test]
 fn full_queue_admits_owners_round_robin() {
     let (store, order) = (memory(8, usize::MAX), Order::default());
-    let release = hold(&store);
+    let release = block_writer(&store);
     let mut pending: Vec<_> = (1..=4).flat_map(|owner| order.write_many(&store, owner, 20)).collect();
     assert_eq!(store.stats().waiting, 8);
     pending.extend(order.write_many(&store, 5, 1));
@@ -135,7 +135,7 @@ fn full_queue_admits_owners_round_robin() {
 #[test]
 fn queue_is_limited_in_bytes() {
     let (store, order) = (memory(1000, 4000), Order::default());
-    let release = hold(&store);
+    let release = block_writer(&store);
     let mut pending: Vec<_> = (1..=5).map(|number| order.write(&store, 1, 300, format!("1.{number}"))).collect();
     assert_eq!((store.stats().waiting, store.stats().queued_bytes), (3, 900));
     pending.push(order.write(&store, 2, 300, "2.1"));
@@ -147,7 +147,7 @@ fn queue_is_limited_in_bytes() {
     pending.push(order.write(&store, 4, 900, "4.1"));
     pending.push(order.write(&store, 5, 300, "5.1"));
     assert_eq!((store.stats().waiting, store.stats().queued_bytes), (7, 7400));
-    // Its owner has no queued write, but the queue is full.
+    // The owner of the next write has no queued write, but the queue is full.
     pending.push(order.write(&store, 6, 900, "6.1"));
     assert!(pending.last().unwrap().is_held_back());
     release.send(()).unwrap();
@@ -162,7 +162,7 @@ fn queue_is_limited_in_bytes() {
 fn held_back_write_is_queued_without_being_polled() {
     let store = memory(4, usize::MAX);
     store.define_bucket("b", plain()).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let mut pending: Vec<_> = (0..10).map(|id| store.insert("b", json!({"id": id}))).collect();
     release.send(()).unwrap();
     pending.pop().unwrap().wait().unwrap();
@@ -172,7 +172,7 @@ fn held_back_write_is_queued_without_being_polled() {
 #[test]
 fn dropped_held_back_write_is_canceled() {
     let (store, order) = (memory(4, usize::MAX), Order::default());
-    let release = hold(&store);
+    let release = block_writer(&store);
     let mut pending = order.write_many(&store, 1, 5);
     drop(pending.remove(1));
     drop(pending.remove(2));
@@ -191,7 +191,7 @@ fn checkpoint_runs_after_earlier_writes_of_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
-    let release = hold(&store);
+    let release = block_writer(&store);
     let pending: Vec<_> = (0..3).map(|id| store.insert("b", json!({"id": id}))).collect();
     let before = store.snapshot().position.sequence;
     let checkpoint = std::thread::scope(|scope| {
@@ -212,7 +212,7 @@ fn groups(count: usize, write: impl Fn(&Store, usize) -> Pending<()>) -> u64 {
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
     let before = store.stats().engine.groups;
-    let release = hold(&store);
+    let release = block_writer(&store);
     let pending: Vec<_> = (0..count).map(|id| write(&store, id)).collect();
     release.send(()).unwrap();
     for pending in pending {

@@ -1,4 +1,4 @@
-//! Row permissions.
+//! Row filters of writes.
 
 use std::sync::atomic::Ordering;
 
@@ -14,8 +14,9 @@ fn expired_hidden_record_does_not_block_its_key() {
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
     store.insert("b", json!({"id": 1, "owner": "bob"})).wait().unwrap();
     time.store(1100, Ordering::Relaxed);
-    let guard = Filter::parse(&json!({"owner": "ann"})).unwrap();
+    let filter = Filter::parse(&json!({"owner": "ann"})).unwrap();
     let record = json!({"id": 1, "owner": "ann"});
-    let inserted = store.write(move |draft| draft.guarded(&guard, |draft| draft.upsert("b", record))).wait().unwrap();
+    let inserted =
+        store.write(move |draft| draft.with_row_filter(&filter, |draft| draft.upsert("b", record))).wait().unwrap();
     assert_eq!(inserted.to_record()["_version"], 1);
 }

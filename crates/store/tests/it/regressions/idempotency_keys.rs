@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use tidewire_store::{Limits, Store, StoreOptions};
 
-/// Runs a write with an idempotency key. Returns the reply of its first run.
+/// Runs a write with an idempotency key. Returns the stored reply, or `reply` if none is stored.
 fn once(store: &Store, user: &str, key: &str, reply: Json) -> Json {
     let (user, key) = (user.to_owned(), key.to_owned());
     store.write(move |draft| draft.once(&user, &key, "pay", |_| Ok(reply))).wait().unwrap()
@@ -23,8 +23,8 @@ fn replies_of_one_user_do_not_evict_those_of_another() {
         assert_eq!(once(&store, "ann", "payment", json!("second")), "first");
         let evicted = store.stats().evicted_replies;
         assert!(evictions.contains(&evicted), "{evicted} evicted");
-        assert_eq!(once(&store, "bob", "199", json!("again")), 199, "the newest of the flood is kept");
-        assert_eq!(once(&store, "bob", "0", json!("again")), "again", "the oldest is not");
+        assert_eq!(once(&store, "bob", "199", json!("again")), 199, "the newest reply is stored");
+        assert_eq!(once(&store, "bob", "0", json!("again")), "again", "the oldest reply was evicted");
         store.close().unwrap();
 
         let (store, _) = Store::open(dir.path(), options).unwrap();

@@ -5,16 +5,17 @@ use crate::budget::{CONDITION_WORK, RECORD_WORK};
 use crate::query::{Budget, Exceeded};
 use crate::{Field, Row, Value};
 
-/// A row during the evaluation of a filter, with the budget and cached conversions.
-pub(super) struct Examined<'a, 'f> {
+/// The evaluation of a filter on a row, with the budget and cached conversions.
+pub(super) struct Evaluation<'a, 'f> {
     row: &'a Row,
     budget: &'a Budget,
     /// Fields converted to lower case, so that each is converted once.
     lowered: Vec<(&'f Field, Option<String>)>,
+    /// Whether the row has been charged to the budget.
     is_charged: bool,
 }
 
-impl<'a, 'f> Examined<'a, 'f> {
+impl<'a, 'f> Evaluation<'a, 'f> {
     pub(super) fn new(row: &'a Row, budget: &'a Budget) -> Self {
         Self { row, budget, lowered: Vec::new(), is_charged: false }
     }
@@ -28,7 +29,7 @@ impl<'a, 'f> Examined<'a, 'f> {
             return self.contains(field, part);
         }
         let text = self.row.text_of(field);
-        // The field is searched among the members, and its text for escapes.
+        // The work is a search of the members for the field, and of its text for escapes.
         self.budget.charge(CONDITION_WORK + self.row.member_count() + text.map_or(0, |text| text.len() / 4))?;
         Ok(test.passes(text.map(Value::of_text).as_ref()))
     }

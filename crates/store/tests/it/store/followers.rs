@@ -63,7 +63,7 @@ fn slow_follower_gets_an_error_and_starts_again() {
     assert_eq!(snapshot.state.bucket("b").unwrap().len(), 100);
     insert(100);
     assert!(follower.try_next().unwrap().is_some());
-    // A single commit that exceeds the limit is not kept either.
+    // The history does not keep a single commit that exceeds its limit.
     store.insert("b", json!({"id": 101, "x": "x".repeat(20_000)})).wait().unwrap();
     assert!(matches!(follower.try_next(), Err(FollowError::Behind { .. })));
     assert!(store.follow().1.try_next().unwrap().is_none());
@@ -103,7 +103,7 @@ fn follower_resumes_after_a_restart() {
     }
     assert_eq!(follower.wait(), Err(FollowError::Closed));
     let store = open(dir.path());
-    assert_eq!(all(&store), before, "old rows and places included");
+    assert_eq!(all(&store), before, "old rows and ordinals included");
     store.checkpoint().unwrap();
     store.close().unwrap();
     let store = open(dir.path());

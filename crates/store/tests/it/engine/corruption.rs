@@ -1,19 +1,19 @@
-//! Corruption of each byte and truncation at each length: recovery gives a prefix or an error, and never panics.
+//! Corruption of each byte and truncation at each length: recovery returns a prefix of the commits or an error, and never panics.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use tidewire_store::engine::{Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write, WriteSet};
 
-use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, in_snapshot, old_log, open_on, put, small, stamped};
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small_options, stamped, version_1_log};
+use crate::engine::sim_disk::SimDisk;
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Bytes of a row, so that two dozen rows take two segments.
-const ROW: usize = 100;
+/// Length of a row, chosen so that two dozen rows take two segments.
+const ROW_BYTES: usize = 100;
 
-/// Returns all offsets that matter, and some of the others: most of a segment is unused zeros.
+/// Returns all offsets near used bytes, and some of the others: most of a segment is unused zeros.
 fn offsets(bytes: &[u8]) -> impl Iterator<Item = usize> {
     let is_used =
         |offset: usize| bytes[offset.saturating_sub(16)..bytes.len().min(offset + 16)].iter().any(|byte| *byte != 0);
@@ -21,11 +21,11 @@ fn offsets(bytes: &[u8]) -> impl Iterator<Item = usize> {
 }
 
 fn options() -> EmbeddedOptions {
-    small().segment_bytes(8 * 1024)
+    small_options().segment_bytes(8 * 1024)
 }
 
 fn rows(count: u64) -> Rows {
-    (1..=count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![n.to_le_bytes()[0]; ROW])).collect()
+    (1..=count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![n.to_le_bytes()[0]; ROW_BYTES])).collect()
 }
 
 /// Returns the files of a directory with `count` rows, one per commit, the first `in_the_snapshot` of them in a snapshot.
@@ -33,7 +33,7 @@ fn files(count: u64, in_the_snapshot: u64, is_closed: bool, options: EmbeddedOpt
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
     for n in 1..=count {
-        put(&mut engine, &n.to_string(), &[n.to_le_bytes()[0]; ROW]).unwrap();
+        put(&mut engine, &n.to_string(), &[n.to_le_bytes()[0]; ROW_BYTES]).unwrap();
         if n == in_the_snapshot {
             engine.checkpoint().unwrap().run(in_snapshot(&rows(n))).unwrap();
         }
@@ -55,7 +55,7 @@ fn opened(files: &Files, options: EmbeddedOptions) -> Result<u64, OpenError> {
     let count = recovery.position.sequence;
     assert_eq!(found, rows(count));
     // New commits are possible.
-    put(&mut engine, &(count + 1).to_string(), &[(count + 1).to_le_bytes()[0]; ROW]).unwrap();
+    put(&mut engine, &(count + 1).to_string(), &[(count + 1).to_le_bytes()[0]; ROW_BYTES]).unwrap();
     drop(engine);
     assert_eq!(open_on(&disk, "db", options)?.2, rows(count + 1));
     Ok(count)
@@ -80,7 +80,7 @@ fn changed_byte_loses_at_most_the_last_group() {
                         refused += 1;
                         continue;
                     }
-                    Err(OpenError::Version { .. }) => panic!("a changed version is a bad checksum"),
+                    Err(OpenError::Version { .. }) => panic!("a changed version invalidates the checksum"),
                     Err(error) => panic!("{name} {place}: {error}"),
                 }
                 fine += 1;
@@ -90,10 +90,10 @@ fn changed_byte_loses_at_most_the_last_group() {
     }
 }
 
-/// The log continues in a new segment, and no more than the last group is lost.
+/// An opened log of version 1 continues in a new segment.
 #[test]
-fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
-    let whole = old_log();
+fn changed_byte_in_a_version_1_log_loses_at_most_the_last_group() {
+    let whole = version_1_log();
     assert_eq!(opened(&whole, options()).unwrap(), 24);
     let (mut fine, mut refused) = (0, 0);
     for (name, bytes) in &whole {
@@ -116,7 +116,7 @@ fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
 
 #[test]
 fn segment_with_unknown_version_is_rejected() {
-    // An unknown version with a valid checksum.
+    // The header has an unknown version and a valid checksum.
     let mut files = files(3, 0, true, options());
     let log = files.get_mut("log-0000000000000001").unwrap();
     log[7] = 3;
@@ -225,9 +225,9 @@ fn segments_of_another_log_are_rejected() {
 
 #[test]
 fn frames_after_a_lost_frame_are_not_replayed() {
-    let options = small().durability(Durability::None);
+    let options = small_options().durability(Durability::None);
     let disk = SimDisk::default();
-    // A group whose frame has this length.
+    // Commits a group whose frame has this length.
     let append = |engine: &mut Embedded, frame: usize, commits: usize, byte: u8| {
         let sequence = engine.position().sequence + 1;
         let bare = stamped(sequence, &[Write { bucket: "b", key: &[byte], row: Some(&[]) }]).encoded_len();
@@ -238,7 +238,7 @@ fn frames_after_a_lost_frame_are_not_replayed() {
         engine.commit(&group).unwrap();
     };
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
-    // The first page of frames is full, the second is lost, the third is intact.
+    // The first page of frames is full, the second page is lost, the third page is intact.
     append(&mut engine, 4096 - 72, 1, 1);
     engine.sync().unwrap();
     append(&mut engine, 2048, 1, 2);

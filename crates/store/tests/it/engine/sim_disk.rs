@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidewire_store::engine::{Disk, DiskDir, DiskFile};
 
 const SECTOR: usize = 512;
-/// The error code for "too many open files".
+/// Error code of "too many open files".
 const EMFILE: i32 = 24;
 
 #[derive(Clone, Default)]
@@ -27,17 +27,17 @@ struct DiskState {
     dirs: HashMap<PathBuf, Dir>,
     locks: BTreeSet<PathBuf>,
     next_inode: u64,
-    /// Every operation fails until the power is back.
+    /// Whether the power is off. Then every operation fails.
     is_off: bool,
     /// Number of changes until the power fails.
     fuse: Option<u64>,
     /// Number of changes until one fails, and the error.
     failure: Option<(u64, ErrorKind)>,
-    /// Whether the failure happened since the last restart.
+    /// Whether a change has failed since the last restart.
     has_failed: bool,
     /// Whether no file descriptor is left.
     is_out_of_descriptors: bool,
-    /// Selects the sectors that a failed sync still writes. `None` means no sectors.
+    /// Selects the sectors that a failed sync still writes. `None` selects no sectors.
     partial_syncs: Option<fastrand::Rng>,
     capacity: Option<usize>,
     writes: u64,
@@ -54,7 +54,7 @@ struct Inode {
 }
 
 impl Inode {
-    /// Writes the dirty sectors that `is_kept` picks to the disk. The others are no longer dirty, and not on disk.
+    /// Writes the dirty sectors that `is_kept` selects to the disk. The others are marked clean without being written.
     fn write_back(&mut self, mut is_kept: impl FnMut() -> bool) {
         for (offset, bytes) in std::mem::take(&mut self.unsynced) {
             let mut start = 0;
@@ -71,7 +71,7 @@ impl Inode {
 
 #[derive(Default)]
 struct Dir {
-    /// Whether its own entry in its parent is durable.
+    /// Whether the entry of the directory in its parent is durable.
     is_durable: bool,
     entries: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,
@@ -103,7 +103,7 @@ fn put(bytes: &mut Vec<u8>, offset: usize, new: &[u8]) {
     bytes[offset..offset + new.len()].copy_from_slice(new);
 }
 
-#[allow(dead_code, reason = "each of those that include this file needs another part of it")]
+#[allow(dead_code, reason = "fuzz targets include this file, and use only a part of it")]
 impl SimDisk {
     fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -133,7 +133,7 @@ impl SimDisk {
         self.state().partial_syncs = Some(rng);
     }
 
-    /// Discards what is on disk of a file from this offset on, and keeps it readable until the power fails.
+    /// Discards the bytes of a file on disk from this offset on. They remain readable until the power fails.
     pub(crate) fn discard_from_disk(&self, file: &Path, offset: usize) {
         let mut state = self.state();
         let inode = state.find(file).unwrap();
@@ -201,7 +201,7 @@ impl SimDisk {
         state.restart();
     }
 
-    /// Restarts the process. Everything it wrote is readable, synced or not.
+    /// Restarts the process. All written bytes are readable, synced or not.
     pub(crate) fn kill(&self) {
         self.state().restart();
     }
@@ -248,13 +248,13 @@ impl DiskState {
         if self.is_off { Err(io::Error::other("the power is off")) } else { Ok(()) }
     }
 
-    /// Takes a file descriptor.
+    /// Fails if the power is off or no file descriptor is left.
     fn descriptor(&self) -> io::Result<()> {
         self.check()?;
         if self.is_out_of_descriptors { Err(io::Error::from_raw_os_error(EMFILE)) } else { Ok(()) }
     }
 
-    /// Counts a change. Fails if the power is off or the change must fail.
+    /// Counts a change. Fails if the power is off or goes off, or if this change must fail.
     fn write(&mut self) -> io::Result<()> {
         self.check()?;
         self.writes += 1;
@@ -397,7 +397,7 @@ impl Disk for SimDisk {
     }
 }
 
-/// The parent of a directory. The root of the disk is `.`, and always exists.
+/// Returns the parent of a directory. The root of the disk is `.`, and always exists.
 fn parent_of(dir: &Path) -> &Path {
     dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
