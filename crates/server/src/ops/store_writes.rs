@@ -62,7 +62,7 @@ pub(super) fn transaction(call: &Call<'_>) -> HandlerResult {
         if let Action::Where(filter) | Action::FindOne(filter) | Action::Count(filter) = &step.action {
             check_conditions(call.server, filter)?;
         }
-        step.guard = authorize_step(call, step)?;
+        step.row_filter = authorize_step(call, step)?;
     }
     call.admit()?;
     let reply_records = steps.iter().enumerate().filter_map(|(index, step)| {
