@@ -31,7 +31,7 @@ pub enum StoreError {
     BucketReferenced {
         /// The bucket.
         bucket: String,
-        /// The fields that refer to it, at most [`MAX_REFERRERS`](Referrer::MAX_REFERRERS) of them.
+        /// The fields that refer to the bucket, at most [`MAX_REFERRERS`](Referrer::MAX_REFERRERS) of them.
         by: Vec<Referrer>,
         /// The number of fields that are not listed.
         others: usize,
@@ -55,7 +55,7 @@ pub enum StoreError {
     Name {
         /// The first characters of the name.
         name: String,
-        /// Limit of its length in bytes.
+        /// Limit of the length of a name in bytes.
         max: usize,
     },
     /// The limit of definitions is reached.
@@ -122,7 +122,7 @@ pub enum StoreError {
         /// The limit.
         max: usize,
     },
-    /// The records of the store would grow beyond their limit: see
+    /// The records of the store would grow beyond the limit: see
     /// [`Limits::max_store_bytes`](crate::Limits::max_store_bytes).
     #[error(
         "the store is full: its records would take {bytes} bytes, the limit is {max}; delete records or raise the limit"
@@ -146,12 +146,12 @@ pub enum StoreError {
     LongRead {
         /// The bucket.
         bucket: String,
-        /// The limit of their time, which is estimated from the records that they examine.
+        /// The limit of the time of the reads, which is estimated from the examined records.
         max: Duration,
         /// A field whose index would make the read faster.
         missing_index: Option<String>,
     },
-    /// A read reached another limit of its budget.
+    /// A read exceeded another limit of its budget.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
     /// An operation of a transaction failed.

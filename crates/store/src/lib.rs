@@ -19,9 +19,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Common types are at the crate root. [`schema`] has definitions and validation errors, [`query`] the parts of queries and their
-//! budgets, [`transaction`] lists of operations, [`system`] buckets of the embedding program, and [`engine`] durability and the
-//! disk. A [`State`], a [`Draft`] and an [`Engine`](engine::Engine) can also be used without a store.
+//! Common types are at the crate root. Other types are in modules by topic: bucket definitions and validation errors in [`schema`],
+//! parts of queries and their budgets in [`query`], lists of operations in [`transaction`], buckets of the embedding program in
+//! [`system`], durability and the disk in [`engine`]. A [`State`], a [`Draft`] and an [`Engine`](engine::Engine) can also be used
+//! without a store.
 
 mod bucket;
 mod budget;

@@ -10,37 +10,39 @@ use crate::RowError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The bytes of a record as JSON text, including generated fields. Default: 1 MiB, the limit of a message.
+    /// Maximum length of a record as JSON text in bytes, including generated fields. Default: 1 MiB, the limit of a message.
     pub max_record_bytes: usize,
-    /// The nesting depth of a record, which is itself the first level; at most 100. Default: 64, half of what JSON parsers
+    /// Maximum nesting depth of a record, at most 100. The record itself is the first level. Default: 64, half of what JSON parsers
     /// commonly accept.
     pub max_depth: usize,
-    /// The number of members of a record at all levels; the first level is also limited to 65535. Default: 10 000.
+    /// Maximum number of members of a record at all levels. The first level is also limited to 65535 members. Default: 10 000.
     pub max_fields: usize,
-    /// The bytes of the name of a bucket or query. Default: 255, as in file systems.
+    /// Maximum length of the name of a bucket or query in bytes. Default: 255, as in file systems.
     pub max_name_bytes: usize,
-    /// The number of buckets, and the number of named queries. Default: 10 000.
+    /// Maximum number of buckets, and maximum number of named queries. Default: 10 000.
     pub max_definitions: usize,
-    /// The bytes of all records that a transaction returns, as JSON text. Default: 16 MiB, which is 16 of the largest records.
+    /// Maximum length of all records that a transaction returns, as JSON text in bytes. Default: 16 MiB, which is 16 of the largest
+    /// records.
     pub max_result_bytes: usize,
-    /// The time of all reads of one write, because all other writes wait for it. It is estimated from the examined records and
-    /// conditions, so it does not depend on the load of the machine. Default: 50 ms.
+    /// Maximum time of all reads of one write. It is limited because all other writes wait meanwhile, and estimated from the examined
+    /// records and conditions, so that it does not depend on the load of the machine. Default: 50 ms.
     pub max_transaction_read: Duration,
-    /// The memory of the records of all ordinary buckets, without their indexes: see
+    /// Maximum memory of the records of all ordinary buckets in bytes, without their indexes: see
     /// [`StoreStats::record_bytes`](crate::StoreStats::record_bytes). A write that grows the store beyond it is rejected; reads,
     /// deletes and writes that do not grow the store still work. System buckets are not counted or limited, so that the program
-    /// still works when clients have filled the store. Idempotency replies have separate limits, below. Default: no limit.
+    /// still works when clients have filled the store. Idempotency replies have separate limits. Default: no limit.
     pub max_store_bytes: usize,
-    /// The number of stored replies to writes with an idempotency key, of all users. Above it, the user with the most replies
-    /// loses its oldest. Default: 100 000.
+    /// Maximum number of stored replies to writes with an idempotency key, of all users. Above it, the oldest reply of the user with
+    /// the most replies is evicted. Default: 100 000.
     pub max_replies: usize,
-    /// The memory of the stored replies of all users. Above it, the user with the most bytes loses its oldest. Default: 64 MiB.
+    /// Maximum memory of the stored replies of all users in bytes. Above it, the oldest reply of the user with the most bytes is
+    /// evicted. Default: 64 MiB.
     pub max_reply_bytes: usize,
-    /// The number of stored replies of one user. Above it, the user loses its oldest. Default: 10 000, a tenth of the limit for
-    /// all. A service account with 300 writes a second keeps its replies for as long as a request may take (30 s).
+    /// Maximum number of stored replies of one user. Above it, the oldest reply of the user is evicted. Default: 10 000, a tenth of
+    /// the limit for all users. With 300 writes a second, replies are stored for as long as a request may take (30 s).
     pub max_user_replies: usize,
-    /// The memory of the stored replies of one user. Above it, the user loses its oldest. A single larger reply is stored alone.
-    /// Default: 8 MiB, an eighth of the limit for all.
+    /// Maximum memory of the stored replies of one user in bytes. Above it, the oldest reply of the user is evicted. A single larger
+    /// reply is stored alone. Default: 8 MiB, an eighth of the limit for all users.
     pub max_user_reply_bytes: usize,
 }
 
@@ -148,7 +150,7 @@ impl Limits {
         self
     }
 
-    /// Upper limit of [`max_depth`](#structfield.max_depth). JSON parsers accept 127 levels, some of which a reply adds around a record.
+    /// Maximum of [`max_depth`](#structfield.max_depth). JSON parsers accept 127 levels, and a reply adds some levels around a record.
     const MAX_SUPPORTED_DEPTH: usize = 100;
 
     /// Checks that a definition is not nested too deeply to be parsed again.

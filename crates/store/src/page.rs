@@ -35,8 +35,8 @@ impl Bucket {
         Ok(rows)
     }
 
-    /// Returns at most `limit` records after the one with this key, or from the beginning. If the cursor's record does not exist, has
-    /// expired or does not match the filter, the page is empty, so that it does not reveal a hidden record.
+    /// Returns at most `limit` records after the record with the key `after`, or from the beginning. If that record does not exist,
+    /// has expired or does not match the filter, the page is empty, so that it does not reveal a hidden record.
     pub fn page(
         &self,
         after: Option<&Json>,

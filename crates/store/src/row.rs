@@ -89,7 +89,7 @@ pub enum RowError {
     /// The name of a field is too long.
     #[error("a field name has {len} bytes, more than the limit of {max}")]
     LongName {
-        /// Its length in bytes.
+        /// The length of the name in bytes.
         len: usize,
         /// The limit.
         max: usize,
@@ -97,7 +97,7 @@ pub enum RowError {
     /// The record is too large.
     #[error("the record has {len} bytes, more than the limit of {max}")]
     TooLarge {
-        /// Its length in bytes.
+        /// The length of the record in bytes.
         len: usize,
         /// The limit.
         max: usize,

@@ -26,11 +26,11 @@ pub struct BucketDefinition {
     pub indexes: Vec<Vec<String>>,
     /// Whether records are paged in key order instead of insertion order.
     pub ordered: bool,
-    /// Whether records are stored on disk. The definition always is.
+    /// Whether records are stored on disk. The definition is always stored.
     pub persistent: bool,
     /// The time to live of records, in milliseconds.
     pub ttl: Option<u64>,
-    /// Limit of the number of records. The oldest are evicted.
+    /// Maximum number of records. Above it, the record with the earliest creation time is evicted.
     pub max_size: Option<usize>,
 }
 
@@ -62,7 +62,7 @@ pub struct FieldRule {
     pub max: Option<f64>,
     /// Whether the values of all records must be distinct.
     pub unique: bool,
-    /// The reference to another bucket.
+    /// The reference, if the values are keys of records.
     pub reference: Option<Reference>,
     /// The rules of the members of an object.
     pub properties: Vec<(String, FieldRule)>,
@@ -150,7 +150,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// A reference to a record of another bucket, by its key.
+/// A reference to a record of this or another bucket, by its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reference {
@@ -277,7 +277,7 @@ impl BucketDefinition {
     }
 
     /// Returns the definition with added fields and indexes, or another time to live. `updates` is an object with the optional members
-    /// `addFields`, `addIndexes` and `ttl`. A `ttl` of null removes it.
+    /// `addFields`, `addIndexes` and `ttl`. A `ttl` of null removes the time to live.
     pub fn updated(&self, updates: &Json) -> Result<Self, DefinitionError> {
         let at = "the update";
         let updates = object(updates, at)?;

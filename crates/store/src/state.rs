@@ -13,7 +13,7 @@ use crate::replies;
 use crate::schema::BucketDefinition;
 use crate::{Bucket, StoreError};
 
-/// All buckets at one moment. A clone shares all data, so readers keep a state while the writer makes the next one.
+/// All buckets at one moment. A clone shares all data, so readers can use a state while the writer creates the next one.
 #[derive(Debug, Clone)]
 pub struct State {
     /// Internal, system and ordinary buckets.
@@ -23,7 +23,7 @@ pub struct State {
     /// The names of system buckets, and whether the program declares them.
     system: OrdMap<Arc<str>, bool>,
     next_index: DefinitionIndex,
-    /// The earliest expiry of each bucket that has records that expire.
+    /// The earliest expiry of each bucket with records that expire.
     expiries: OrdSet<(u64, Arc<str>)>,
     /// The names of buckets with fields that refer to a bucket, by the name of that bucket, in the order of definition.
     referring: OrdMap<Arc<str>, OrdMap<DefinitionIndex, Arc<str>>>,

@@ -57,9 +57,9 @@ pub enum SystemBucketError {
         and not $buckets, $queries or $replies"
     )]
     Name {
-        /// The name, or its beginning.
+        /// The first characters of the name.
         name: String,
-        /// Limit of its length in bytes.
+        /// Limit of the length of a name in bytes.
         max: usize,
     },
     /// The bucket is declared twice.
@@ -139,7 +139,7 @@ pub enum Incompatibility {
 impl SystemBuckets {
     const MAX_NAME_BYTES: usize = 255;
 
-    /// Declares a system bucket. Its fields may refer to itself and to system buckets that were declared before.
+    /// Declares a system bucket. Its fields may refer to the bucket itself and to system buckets that were declared before it.
     ///
     /// If the bucket is stored with another definition, the declaration replaces it, provided that the stored records are compatible:
     /// the key field is the same, every record matches the schema, and unique fields are unique. An empty bucket is always

@@ -171,7 +171,7 @@ impl OperationResult {
 }
 
 impl Draft {
-    /// Runs operations in order, all or none. Returns the result of each.
+    /// Runs operations in order. If an operation fails, none of them has an effect. Returns the result of each.
     pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<OperationResult>, TransactionError> {
         self.transact_within(operations, usize::MAX)
     }

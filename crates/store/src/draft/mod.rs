@@ -424,7 +424,7 @@ impl Draft {
         Ok(record)
     }
 
-    /// Generates an autoincrement number. Returns `None` if the largest number is in use.
+    /// Generates an autoincrement number. Returns `None` if the counter has reached the largest number.
     fn next_number(&mut self, name: &str) -> Result<Option<u64>, StoreError> {
         let (shared, bucket) = self.state.any_bucket(name)?;
         let (shared, before) = (Arc::clone(shared), bucket.counter());
@@ -479,8 +479,8 @@ impl Draft {
         }
     }
 
-    /// Stores a record with its version and times, as an import does. References are not checked.
-    pub(crate) fn restore(&mut self, name: &str, mut record: Map<String, Json>) -> Result<(), StoreError> {
+    /// Stores an imported record with its version and times. References are not checked.
+    pub(crate) fn import_record(&mut self, name: &str, mut record: Map<String, Json>) -> Result<(), StoreError> {
         let definition = self.bucket(name)?.definition();
         for (field, missing) in [(VERSION, 1), (CREATED_AT, self.now), (UPDATED_AT, self.now)] {
             if !record.get(field).is_some_and(Json::is_u64) {

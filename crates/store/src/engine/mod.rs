@@ -1,8 +1,8 @@
 //! Storage engines, which make commits durable.
 //!
 //! The writer passes groups of commits to an [`Engine`], which assigns each commit a [`Position`] and returns when the group has
-//! the configured durability. All waiting writes form one group and share one sync (group commit). Keys and rows are opaque bytes
-//! to an engine. Engines do not serve reads, because all rows are in memory.
+//! the configured durability. The commits of a group share one sync (group commit). Keys and rows are opaque bytes to an engine.
+//! Engines do not serve reads, because all rows are in memory.
 
 mod disk;
 mod embedded;

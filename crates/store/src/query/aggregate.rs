@@ -46,32 +46,32 @@ pub enum AggregateFunction {
 }
 
 impl Aggregate {
-    /// Counts records.
+    /// Creates an aggregate that counts records.
     pub fn count() -> Self {
         Self { function: AggregateFunction::Count, field: None, group_by: Vec::new() }
     }
 
-    /// Counts records in which a field has a value other than null.
+    /// Creates an aggregate that counts the records in which a field has a value other than null.
     pub fn count_of(field: impl Into<String>) -> Self {
         Self { field: Some(Field::new(field)), ..Self::count() }
     }
 
-    /// Adds the numbers of a field.
+    /// Creates an aggregate that adds the numbers of a field.
     pub fn sum(field: impl Into<String>) -> Self {
         Self { function: AggregateFunction::Sum, ..Self::count_of(field) }
     }
 
-    /// Computes the mean of the numbers of a field.
+    /// Creates an aggregate that computes the mean of the numbers of a field.
     pub fn avg(field: impl Into<String>) -> Self {
         Self { function: AggregateFunction::Avg, ..Self::count_of(field) }
     }
 
-    /// Returns the smallest number of a field.
+    /// Creates an aggregate that finds the smallest number of a field.
     pub fn min(field: impl Into<String>) -> Self {
         Self { function: AggregateFunction::Min, ..Self::count_of(field) }
     }
 
-    /// Returns the largest number of a field.
+    /// Creates an aggregate that finds the largest number of a field.
     pub fn max(field: impl Into<String>) -> Self {
         Self { function: AggregateFunction::Max, ..Self::count_of(field) }
     }

@@ -87,7 +87,7 @@ impl Query {
         self
     }
 
-    /// Sorts by a field. Records that are equal in it are sorted by the fields of later calls, and then in insertion order.
+    /// Sorts by a field. Records with equal values are sorted by the fields of later calls, and then in insertion order.
     #[must_use]
     pub fn sort(mut self, field: impl Into<String>, direction: Direction) -> Self {
         self.sort.push((Field::new(field), direction));

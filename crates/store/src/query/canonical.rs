@@ -8,8 +8,8 @@ use crate::query::{AggregateFunction, IndexKey};
 use crate::{Direction, Field, Query, Value};
 
 impl Query {
-    /// Returns bytes that are equal for equivalent queries. They do not depend on the process or version, so a hash of them can be
-    /// stored.
+    /// Returns bytes that are equal only if the queries have equal results for every bucket. They do not depend on the process or
+    /// version, so a hash of them can be stored.
     pub fn canonical(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         push(&mut bytes, self.bucket.as_bytes());

@@ -124,7 +124,7 @@ impl History {
     }
 
     /// Returns the number of commits, their bytes, and the number of times that a follower has fallen behind.
-    pub(super) fn measure(&self) -> (usize, usize, u64) {
+    pub(super) fn stats(&self) -> (usize, usize, u64) {
         let recent = self.recent();
         (recent.commits.len(), recent.bytes, self.behind.load(Relaxed))
     }

@@ -1,6 +1,6 @@
 //! The store: a published state, one writer, and an engine that makes writes durable.
 //!
-//! Reads take the published state and never wait.
+//! Reads use the published state and never wait.
 //!
 //! # The path of a write
 //!
@@ -437,7 +437,7 @@ impl Store {
         self.write(move |draft| draft.undefine_query(&name))
     }
 
-    /// Inserts a record, or replaces the one with the same key.
+    /// Inserts a record, or replaces the record with the same key.
     pub fn insert(&self, bucket: &str, record: impl IntoRecord) -> Pending<Row> {
         let bucket = bucket.to_owned();
         self.write(move |draft| draft.insert(&bucket, record))
@@ -461,7 +461,7 @@ impl Store {
         self.write(move |draft| draft.update(&bucket, &key, patch, version))
     }
 
-    /// Merges a record into the one with the same key, or inserts it.
+    /// Merges a record into the record with the same key, or inserts it if there is none.
     pub fn upsert(&self, bucket: &str, record: impl IntoRecord) -> Pending<Row> {
         let bucket = bucket.to_owned();
         self.write(move |draft| draft.upsert(&bucket, record))
@@ -479,7 +479,7 @@ impl Store {
         self.write(move |draft| draft.clear(&bucket))
     }
 
-    /// Runs operations in order, all or none. Returns the result of each.
+    /// Runs operations in order as one commit: see [`Draft::transact`]. Returns the result of each.
     pub fn transact(&self, operations: Vec<Operation>) -> Pending<Vec<OperationResult>> {
         self.write(move |draft| Ok(draft.transact(&operations)?))
     }

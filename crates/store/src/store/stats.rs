@@ -28,9 +28,9 @@ pub(super) struct Counters {
 pub struct StoreStats {
     /// The position of the newest commit.
     pub position: Position,
-    /// Each bucket, in the order of definition. The list is computed when it is first read.
+    /// The ordinary buckets, in the order of definition. The list is computed when it is first read.
     pub buckets: BucketList,
-    /// The number of records in all buckets.
+    /// The number of records in ordinary buckets.
     pub records: usize,
     /// The memory of these records, without their indexes.
     pub record_bytes: usize,
@@ -65,7 +65,7 @@ pub struct StoreStats {
     pub followers_behind: u64,
     /// Whether the disk has failed. No write is accepted until a restart.
     pub is_stopped: bool,
-    /// The counters of the engine.
+    /// The statistics of the engine.
     pub engine: EngineStats,
 }
 
@@ -79,7 +79,7 @@ pub struct BucketStats {
     pub records: usize,
     /// The memory of the records, without their indexes.
     pub bytes: usize,
-    /// The number of declared indexes.
+    /// The number of indexes: the declared indexes, and one for each unique field without a declared index.
     pub indexes: usize,
 }
 
@@ -136,7 +136,7 @@ impl fmt::Debug for BucketList {
 impl StoreStats {
     pub(super) fn of(shared: &StoreShared) -> Self {
         let snapshot = shared.published.load_full();
-        let (history_commits, history_bytes, followers_behind) = shared.history.measure();
+        let (history_commits, history_bytes, followers_behind) = shared.history.stats();
         let count = |counter: &AtomicU64| counter.load(Relaxed);
         let Totals { records, bytes } = snapshot.state.totals();
         let queued = shared.queue.usage();

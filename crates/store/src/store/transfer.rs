@@ -54,11 +54,11 @@ pub enum MaintenanceError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Imported {
-    /// Buckets that were not defined before.
+    /// The number of ordinary buckets. An import counts only those that were not defined before.
     pub buckets: u64,
-    /// Named queries that were not defined before.
+    /// The number of named queries. An import counts only those that were not defined before.
     pub queries: u64,
-    /// Records.
+    /// The number of records.
     pub records: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct ImportError {
     /// The problem.
     #[source]
     pub problem: Box<ImportProblem>,
-    /// The part that was imported before the error, and is kept. The import can be repeated: it overwrites records.
+    /// The part that was imported before the error, and remains. The import can be repeated, because it overwrites records.
     pub imported: Imported,
 }
 
@@ -98,7 +98,7 @@ pub enum ImportProblem {
     /// The first line is not the header of an export of this version.
     #[error("expected the header {{\"tidewire\":\"export\",\"version\":1}}")]
     Header,
-    /// The line is longer than the largest record.
+    /// The line is longer than the largest record can be.
     #[error("the line is longer than {max} bytes")]
     TooLong {
         /// The limit in bytes.
@@ -309,9 +309,9 @@ impl Import<'_> {
             batch.into_iter().try_for_each(|NumberedRecord { line, bucket, record }| {
                 reached.store(line, Relaxed);
                 if draft.state().system_bucket(&bucket).is_ok() {
-                    return draft.system(|draft| draft.restore(&bucket, record));
+                    return draft.system(|draft| draft.import_record(&bucket, record));
                 }
-                draft.restore(&bucket, record)
+                draft.import_record(&bucket, record)
             })
         });
         if let Err(problem) = committed.wait() {

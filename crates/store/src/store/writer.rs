@@ -258,7 +258,7 @@ impl Writer {
             .collect();
         let position = match self.engine.commit(&sets) {
             Ok(position) => position,
-            Err(error) => return Err(self.fail(error)),
+            Err(error) => return Err(self.handle_engine_error(error)),
         };
         let first = position.sequence + 1 - commits.len() as u64;
         self.shared.published.store(Arc::new(Snapshot { state: self.head.state().clone(), position }));
@@ -275,7 +275,7 @@ impl Writer {
     }
 
     /// Resets the head after the engine rejected a group or failed. Returns the error for the callers.
-    fn fail(&mut self, error: EngineError) -> WriteError {
+    fn handle_engine_error(&mut self, error: EngineError) -> WriteError {
         self.shared.counters.not_kept.fetch_add(1, Relaxed);
         self.reset_head();
         let is_unknown = matches!(error, EngineError::OutcomeUnknown { .. });

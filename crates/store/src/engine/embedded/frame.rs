@@ -13,7 +13,7 @@
 //! Numbers are little-endian. A header has its own checksum, so its length can be trusted before the payload is read, and the
 //! search for headers after an invalid frame takes linear time.
 //!
-//! A frame has the ids of its log and segment, its number in the log, and the checksum of the previous frame. Old frames of a
+//! A frame has the ids of its log and segment, its number in the log, and the checksum of the previous header. Old frames of a
 //! recycled segment, and frames after a frame that a crash removed, are therefore never mistaken for current frames.
 
 use super::super::{StoredRow, Write, WriteSet};

@@ -25,7 +25,7 @@ pub(super) struct Cursor {
     pub(super) frame: u64,
     /// The sequence of the next commit.
     pub(super) sequence: u64,
-    /// The checksum of the last frame.
+    /// The checksum of the header of the last frame.
     pub(super) chain: u32,
 }
 

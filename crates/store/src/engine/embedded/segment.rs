@@ -43,7 +43,7 @@ pub(super) struct SegmentHeader {
     pub(super) sequence: u64,
     /// The number of the next frame when the segment began.
     pub(super) frame: u64,
-    /// The checksum of the last frame when the segment began.
+    /// The checksum of the header of the last frame when the segment began.
     pub(super) chain: u32,
     /// Whether commits were acknowledged before they were durable, as in a frame.
     pub(super) relaxed: bool,
