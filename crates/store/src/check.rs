@@ -80,7 +80,7 @@ pub(crate) fn validate_field(rule: &FieldRule, value: Option<&Json>, at: &str, i
     if let Some(allowed) = &rule.allowed
         && !allowed.iter().any(|other| is_same(value, other))
     {
-        issue("enum", format!("must be one of {}", abbreviated(allowed)));
+        issue("enum", format!("must be one of {}", abbreviate(allowed)));
     }
     if let Json::String(text) = value {
         let length = text.encode_utf16().count();
@@ -120,7 +120,7 @@ pub(crate) fn validate_field(rule: &FieldRule, value: Option<&Json>, at: &str, i
 }
 
 /// Lists the first values and the number of others.
-fn abbreviated(values: &[Json]) -> String {
+fn abbreviate(values: &[Json]) -> String {
     const MAX_SHOWN: usize = 20;
     let shown: Vec<String> = values.iter().take(MAX_SHOWN).map(Json::to_string).collect();
     let others = values.len().saturating_sub(MAX_SHOWN);
@@ -171,16 +171,16 @@ fn is_iso_date(text: &str) -> bool {
 }
 
 /// Parses a number of exactly `count` digits.
-fn digits(text: &str, count: usize) -> Option<u32> {
+fn parse_digits(text: &str, count: usize) -> Option<u32> {
     (text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
 fn is_date(date: &str) -> bool {
     let mut parts = date.split('-');
     let (Some(year), Some(month), Some(day), None) = (
-        parts.next().and_then(|year| digits(year, 4)),
-        parts.next().and_then(|month| digits(month, 2)),
-        parts.next().and_then(|day| digits(day, 2)),
+        parts.next().and_then(|year| parse_digits(year, 4)),
+        parts.next().and_then(|month| parse_digits(month, 2)),
+        parts.next().and_then(|day| parse_digits(day, 2)),
         parts.next(),
     ) else {
         return false;
@@ -204,7 +204,7 @@ fn is_time_of_same_day(time: &str) -> bool {
         None => (time, "Z"),
     };
     let (clock, fraction) = clock.split_once('.').map_or((clock, None), |(clock, fraction)| (clock, Some(fraction)));
-    let mut parts = clock.split(':').map(|part| digits(part, 2));
+    let mut parts = clock.split(':').map(|part| parse_digits(part, 2));
     let (Some(Some(hour)), Some(Some(minute)), second, None) = (parts.next(), parts.next(), parts.next(), parts.next())
     else {
         return false;
@@ -224,7 +224,8 @@ fn is_time_of_same_day(time: &str) -> bool {
         Some(("Z", "")) => 0,
         Some((sign, zone)) => {
             let Some((hours, minutes)) = zone.split_once(':') else { return false };
-            let (Some(hours @ 0..=23), Some(minutes @ 0..=59)) = (digits(hours, 2), digits(minutes, 2)) else {
+            let (Some(hours @ 0..=23), Some(minutes @ 0..=59)) = (parse_digits(hours, 2), parse_digits(minutes, 2))
+            else {
                 return false;
             };
             let offset = i64::from(hours * 60 + minutes);

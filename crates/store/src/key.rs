@@ -54,7 +54,7 @@ impl IndexKey {
             Some(Value::Bool(flag)) => self.extend(&[BOOL, u8::from(*flag)]),
             Some(Value::Number(number)) => {
                 let mut part = [NUMBER; 9];
-                part[1..].copy_from_slice(&ordered(*number).to_be_bytes());
+                part[1..].copy_from_slice(&sortable_bits(*number).to_be_bytes());
                 self.extend(&part);
             }
             Some(Value::String(text)) => self.push_text(text, &[0, 0]),
@@ -211,7 +211,7 @@ fn part_len(bytes: &[u8]) -> usize {
 }
 
 /// Returns bits that sort like the numbers. Both zeros have the same bits.
-fn ordered(number: f64) -> u64 {
+fn sortable_bits(number: f64) -> u64 {
     let bits = if number == 0.0 { 0 } else { number.to_bits() };
     if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }

@@ -25,12 +25,12 @@ pub struct Page<'a> {
 impl Bucket {
     /// Returns the first `count` records that match the filter and have not expired.
     pub fn first(&self, count: usize, filter: &Filter, now: u64, budget: &Budget) -> Result<Vec<&Row>, Exceeded> {
-        take(&mut self.in_order(), count, Scan { bucket: self, filter, now, budget })
+        next_selected(&mut self.in_order(), count, Scan { bucket: self, filter, now, budget })
     }
 
     /// Returns the last `count` records that match the filter and have not expired, in the same order as [`first`](Self::first).
     pub fn last(&self, count: usize, filter: &Filter, now: u64, budget: &Budget) -> Result<Vec<&Row>, Exceeded> {
-        let mut rows = take(&mut self.in_order().rev(), count, Scan { bucket: self, filter, now, budget })?;
+        let mut rows = next_selected(&mut self.in_order().rev(), count, Scan { bucket: self, filter, now, budget })?;
         rows.reverse();
         Ok(rows)
     }
@@ -51,9 +51,9 @@ impl Bucket {
             Some(Some((ordinal, row))) if scan.selects(row)? => self.in_order_after(ordinal, row),
             Some(_) => return Ok(Page { rows: Vec::new(), has_more: false, next_cursor: None }),
         };
-        let rows = take(&mut all, limit, scan)?;
+        let rows = next_selected(&mut all, limit, scan)?;
         let next_cursor = rows.last().and_then(|last| last.text_of(self.key_field()));
-        let has_more = !take(&mut all, 1, scan)?.is_empty();
+        let has_more = !next_selected(&mut all, 1, scan)?.is_empty();
         Ok(Page { rows, has_more, next_cursor })
     }
 
@@ -78,21 +78,21 @@ impl Bucket {
 }
 
 /// Returns the next `count` records that the scan selects.
-fn take<'a>(
+fn next_selected<'a>(
     rows: &mut dyn Iterator<Item = &'a Row>,
     count: usize,
     scan: Scan<'_, '_>,
 ) -> Result<Vec<&'a Row>, Exceeded> {
-    let mut taken = Vec::new();
-    while taken.len() < count
+    let mut selected = Vec::new();
+    while selected.len() < count
         && let Some(row) = rows.next()
     {
         if scan.selects(row)? {
             scan.budget.hold(size_of::<&Row>())?;
-            taken.push(row);
+            selected.push(row);
         }
     }
-    Ok(taken)
+    Ok(selected)
 }
 
 #[cfg(test)]

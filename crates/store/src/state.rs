@@ -75,7 +75,7 @@ impl Default for State {
         for (name, definition) in catalog::internal_buckets() {
             let bucket = Bucket::new(definition);
             let bucket = if name == REPLIES { bucket.with_owners(replies::user_of) } else { bucket };
-            state.put(name.into(), bucket, false);
+            state.put_bucket(name.into(), bucket, false);
         }
         state
     }
@@ -199,13 +199,13 @@ impl State {
     pub(crate) fn install_system(&mut self, name: &str, bucket: Bucket, is_declared: bool) {
         let name: Arc<str> = name.into();
         self.system.insert(Arc::clone(&name), is_declared);
-        self.put(name, bucket, false);
+        self.put_bucket(name, bucket, false);
     }
 
     /// Adds or replaces an ordinary bucket.
     pub(crate) fn install(&mut self, name: &str, bucket: Bucket) {
         let name: Arc<str> = name.into();
-        let index = self.put(Arc::clone(&name), bucket, true);
+        let index = self.put_bucket(Arc::clone(&name), bucket, true);
         self.names.insert(index, name);
     }
 
@@ -216,7 +216,7 @@ impl State {
 
     /// Removes a bucket with all its records.
     pub(crate) fn uninstall(&mut self, name: &str) {
-        if let Some(index) = self.take(name) {
+        if let Some(index) = self.remove_bucket(name) {
             self.names.remove(&index);
         }
         self.system.remove(name);
@@ -243,8 +243,8 @@ impl State {
     }
 
     /// Adds or replaces a bucket, and updates the aggregated values. Returns its index.
-    fn put(&mut self, name: Arc<str>, bucket: Bucket, is_ordinary: bool) -> DefinitionIndex {
-        let index = self.take(&name).unwrap_or(self.next_index);
+    fn put_bucket(&mut self, name: Arc<str>, bucket: Bucket, is_ordinary: bool) -> DefinitionIndex {
+        let index = self.remove_bucket(&name).unwrap_or(self.next_index);
         self.next_index = self.next_index.max(index + 1);
         for target in targets(&bucket) {
             self.referring.entry(target.into()).or_default().insert(index, Arc::clone(&name));
@@ -255,7 +255,7 @@ impl State {
     }
 
     /// Removes a bucket and updates the aggregated values. Returns its index.
-    fn take(&mut self, name: &str) -> Option<DefinitionIndex> {
+    fn remove_bucket(&mut self, name: &str) -> Option<DefinitionIndex> {
         let InstalledBucket { bucket, index, is_ordinary } = self.buckets.remove(name)?;
         for target in targets(&bucket) {
             if let Some(referring) = self.referring.get_mut(target) {

@@ -199,7 +199,7 @@ impl Draft {
         let Operation { bucket, action, version, .. } = operation;
         let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::new(bucket) };
         Ok(match action {
-            Action::Get(key) => OperationResult::Record(budget.take_one(self.get(bucket, key)?)?),
+            Action::Get(key) => OperationResult::Record(budget.charge_one(self.get(bucket, key)?)?),
             Action::Insert(record) => {
                 // A generated key or a default may collide with an existing key.
                 let record = self.fill(bucket, record.clone())?;
@@ -216,22 +216,25 @@ impl Draft {
                     StoreError::NotUnique { source, .. } if source.field == key_field => exists(&source.value),
                     error => error.into(),
                 });
-                OperationResult::Record(budget.take_one(Some(&inserted?))?)
+                OperationResult::Record(budget.charge_one(Some(&inserted?))?)
             }
-            Action::Update(key, patch) => {
-                OperationResult::Record(budget.take_one(Some(&self.update(bucket, key, patch.clone(), *version)?))?)
-            }
+            Action::Update(key, patch) => OperationResult::Record(budget.charge_one(Some(&self.update(
+                bucket,
+                key,
+                patch.clone(),
+                *version,
+            )?))?),
             Action::Delete(key) => {
                 self.delete(bucket, key, *version)?;
                 OperationResult::Deleted
             }
             Action::Where(filter) => {
                 let rows = self.rows(&query(filter, None))?;
-                OperationResult::Records(rows.into_iter().map(|row| budget.take(row)).collect::<Result<_, _>>()?)
+                OperationResult::Records(rows.into_iter().map(|row| budget.charge(row)).collect::<Result<_, _>>()?)
             }
             Action::FindOne(filter) => {
                 let first = self.rows(&query(filter, Some(1)))?.pop();
-                OperationResult::Record(budget.take_one(first)?)
+                OperationResult::Record(budget.charge_one(first)?)
             }
             Action::Count(filter) => OperationResult::Count(self.count(&query(filter, None))?),
         })
@@ -246,7 +249,7 @@ struct ResultBudget {
 
 impl ResultBudget {
     /// Charges a row and returns a clone of it.
-    fn take(&mut self, row: &Row) -> Result<Row, OperationError> {
+    fn charge(&mut self, row: &Row) -> Result<Row, OperationError> {
         self.used = self.used.saturating_add(row.text_bytes().len());
         if self.used > self.max {
             return Err(OperationError::LongResults { max: self.max });
@@ -254,8 +257,8 @@ impl ResultBudget {
         Ok(row.clone())
     }
 
-    fn take_one(&mut self, row: Option<&Row>) -> Result<Option<Row>, OperationError> {
-        row.map(|row| self.take(row)).transpose()
+    fn charge_one(&mut self, row: Option<&Row>) -> Result<Option<Row>, OperationError> {
+        row.map(|row| self.charge(row)).transpose()
     }
 }
 

@@ -87,7 +87,7 @@ pub struct Draft {
     /// The filter that records must match to be read or written. `None` permits all records.
     row_filter: Option<Filter>,
     /// The filter of the records that can be referenced. `None` permits all records.
-    references: Option<ReferenceFilter>,
+    reference_filter: Option<ReferenceFilter>,
     /// Whether names refer to system buckets.
     is_system: bool,
     /// Estimated cost of the reads of the current write, in about nanoseconds.
@@ -108,7 +108,7 @@ impl Draft {
             now,
             limits: Limits::default(),
             row_filter: None,
-            references: None,
+            reference_filter: None,
             is_system: false,
             read_work: Cell::new(0),
         }
@@ -167,7 +167,7 @@ impl Draft {
 
     /// Undoes all changes after a failure or panic. Returns false if a panic has left the state inconsistent.
     pub(crate) fn roll_back(&mut self) -> bool {
-        (self.row_filter, self.references) = (None, None);
+        (self.row_filter, self.reference_filter) = (None, None);
         self.is_system = false;
         if !self.is_changing {
             self.revert(Savepoint::default());
@@ -238,9 +238,9 @@ impl Draft {
 
     /// Runs `work` with a filter on the targets of new references. Records that do not match cannot be referenced.
     pub fn with_reference_filter<T>(&mut self, filter: &ReferenceFilter, work: impl FnOnce(&mut Self) -> T) -> T {
-        let outer = self.references.replace(filter.clone());
+        let outer = self.reference_filter.replace(filter.clone());
         let done = work(self);
-        self.references = outer;
+        self.reference_filter = outer;
         done
     }
 
@@ -248,9 +248,10 @@ impl Draft {
     /// program has declared, and an outer [row filter](Self::with_row_filter) or [reference filter](Self::with_reference_filter) has
     /// no effect. Definitions still apply to ordinary buckets.
     pub fn system<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        let outer = (std::mem::replace(&mut self.is_system, true), self.row_filter.take(), self.references.take());
+        let outer =
+            (std::mem::replace(&mut self.is_system, true), self.row_filter.take(), self.reference_filter.take());
         let done = work(self);
-        (self.is_system, self.row_filter, self.references) = outer;
+        (self.is_system, self.row_filter, self.reference_filter) = outer;
         done
     }
 
@@ -416,7 +417,7 @@ impl Draft {
                 (None, Some(Generated::Cuid)) => json!(format!("c{}", uuid::Uuid::new_v4().simple())),
                 (None, Some(Generated::Timestamp)) => json!(self.now),
                 (None, Some(Generated::Autoincrement)) => {
-                    json!(self.next_number(name)?.ok_or_else(|| no_number(name, field))?)
+                    json!(self.next_number(name)?.ok_or_else(|| numbers_exhausted(name, field))?)
                 }
             };
             record.insert(field.clone(), value);
@@ -534,7 +535,7 @@ impl Draft {
         definition.validate(name, record)?;
         let key = record.get(&definition.key).and_then(Value::of_json);
         if matches!(key, None | Some(Value::Null)) {
-            return Err(ValidationError { bucket: name.to_owned(), issues: vec![no_key(&definition.key)] }.into());
+            return Err(ValidationError { bucket: name.to_owned(), issues: vec![missing_key(&definition.key)] }.into());
         }
         let row = Row::new(record)?;
         let (len, max) = (row.text().len(), self.limits.max_record_bytes);
@@ -579,11 +580,11 @@ impl Draft {
     }
 }
 
-fn no_key(field: &str) -> Issue {
+fn missing_key(field: &str) -> Issue {
     Issue { field: field.to_owned(), message: "is required".to_owned(), code: "required" }
 }
 
-fn no_number(bucket: &str, field: &str) -> StoreError {
+fn numbers_exhausted(bucket: &str, field: &str) -> StoreError {
     let message = format!(
         "cannot be generated: the largest autoincrement number, {MAX_GENERATED_NUMBER}, is in use; supply a value"
     );

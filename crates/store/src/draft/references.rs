@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{UPDATED_AT, VERSION, no_key, version_of};
+use super::{UPDATED_AT, VERSION, missing_key, version_of};
 use crate::bucket::Ordinal;
 use crate::check::{self, Issue};
 use crate::schema::{OnDelete, ValidationError};
@@ -162,7 +162,7 @@ impl Draft {
             check::validate_field(rule, None, field.name(), &mut issues);
         }
         if issues.is_empty() && definition.key == field.name() {
-            issues.push(no_key(&definition.key));
+            issues.push(missing_key(&definition.key));
         }
         if !issues.is_empty() {
             return Err(ValidationError { bucket: name.to_owned(), issues }.into());
@@ -189,7 +189,7 @@ impl Draft {
             let old = before.and_then(|before| before.get(&Field::new(field)));
             let is_unchanged = new.zip(old).is_some_and(|(new, old)| new.strictly_equals(&old));
             let may_refer =
-                |row: &Row| self.references.as_ref().is_none_or(|filter| filter.matches(&reference.bucket, row));
+                |row: &Row| self.reference_filter.as_ref().is_none_or(|filter| filter.matches(&reference.bucket, row));
             let is_missing =
                 || self.live_record(&reference.bucket, value).is_ok_and(|found| !found.is_some_and(may_refer));
             if !is_self && !is_unchanged && is_missing() {

@@ -65,7 +65,7 @@ impl Query {
         }
         let present = |name: &str| members.get(name).filter(|value| !value.is_null());
         let count = |name: &'static str| {
-            present(name).map(|json| whole(json).ok_or(expected(name, "a non-negative integer"))).transpose()
+            present(name).map(|json| parse_count(json).ok_or(expected(name, "a non-negative integer"))).transpose()
         };
         let bucket = present("bucket").and_then(Json::as_str).filter(|name| !name.is_empty());
         let mut query = Self::new(bucket.ok_or(expected("bucket", "a non-empty string"))?);
@@ -90,11 +90,11 @@ pub(super) fn expected(at: &'static str, expected: &'static str) -> QueryError {
 }
 
 /// Reads a count. An integer may be written with a fraction of zero, such as 3.0.
-fn whole(json: &Json) -> Option<usize> {
+fn parse_count(json: &Json) -> Option<usize> {
     let number = json.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of a float saturates")]
-    let whole = number as usize;
-    Some(whole)
+    let count = number as usize;
+    Some(count)
 }
 
 pub(super) fn names(json: &Json, at: &'static str) -> Result<Vec<String>, QueryError> {

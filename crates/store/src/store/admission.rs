@@ -165,7 +165,7 @@ impl<T> Admission<T> {
     }
 
     /// Removes and returns the next queued item. The previous item must be [finished](Self::finish).
-    pub(super) fn take(&mut self) -> Option<T> {
+    pub(super) fn pop(&mut self) -> Option<T> {
         let (flow, (bytes, item)) = self.admitted.serve()?;
         let charge = self.bounds.charge(bytes);
         self.queued.items -= 1;
@@ -316,7 +316,7 @@ mod tests {
                     }
                     TestStep::Take(cost) => {
                         admission.finish(cost);
-                        match admission.take() {
+                        match admission.pop() {
                             Some(item) => prop_assert_eq!(expected.entry(item.1).or_default().pop_front(), Some(item)),
                             None => prop_assert!(expected.values().all(VecDeque::is_empty)),
                         }
@@ -334,7 +334,7 @@ mod tests {
             let held_back = admission.cancel_all().len();
             let take = || {
                 admission.finish(0);
-                admission.take()
+                admission.pop()
             };
             let left = std::iter::from_fn(take).count();
             prop_assert_eq!(held_back + left, expected.values().map(VecDeque::len).sum::<usize>());
@@ -356,7 +356,7 @@ mod tests {
             }
             let mut spent = vec![0; flows.len()];
             for cost in costs.into_iter().take(ITEMS) {
-                let owner = admission.take().unwrap();
+                let owner = admission.pop().unwrap();
                 admission.finish(cost);
                 spent[owner] += cost;
                 let (least, most) = (spent.iter().min().unwrap(), spent.iter().max().unwrap());

@@ -102,9 +102,9 @@ struct QueueState {
 }
 
 impl QueueState {
-    fn take(&mut self, cost: u64) -> Option<Message> {
+    fn pop(&mut self, cost: u64) -> Option<Message> {
         self.admission.finish(cost);
-        self.signals.pop_front().or_else(|| self.admission.take())
+        self.signals.pop_front().or_else(|| self.admission.pop())
     }
 }
 
@@ -201,16 +201,16 @@ impl Queue {
         self.canceled_writes.load(Relaxed)
     }
 
-    /// Takes the next message, if any. `cost` is the work of the last message, in nanoseconds.
+    /// Removes and returns the next message, if any. `cost` is the work of the last message, in nanoseconds.
     pub(super) fn next(&self, cost: u64) -> Option<Message> {
-        self.state().take(cost)
+        self.state().pop(cost)
     }
 
     /// Waits for the next message until the given time. `cost` is the work of the last message, in nanoseconds.
     pub(super) fn wait(&self, mut cost: u64, until: Option<Instant>) -> Received {
         let mut state = self.state();
         loop {
-            if let Some(message) = state.take(std::mem::take(&mut cost)) {
+            if let Some(message) = state.pop(std::mem::take(&mut cost)) {
                 return Received::Message(message);
             }
             if state.is_closed {

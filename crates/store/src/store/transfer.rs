@@ -105,7 +105,7 @@ pub enum ImportProblem {
         max: usize,
     },
     /// The last line is missing, or does not have the number of records that were read.
-    #[error("the export is incomplete: read {records} records, but no matching end line")]
+    #[error("the export is incomplete: read {records} records and found no matching end line")]
     Incomplete {
         /// The number of records that were read.
         records: u64,
@@ -179,17 +179,17 @@ enum Line {
 impl Line {
     fn parse(line: &[u8]) -> Result<Self, ImportProblem> {
         let Json::Object(mut members) = serde_json::from_slice(line)? else { return Err(ImportProblem::Unknown) };
-        let mut take = |name: &str| members.swap_remove(name);
-        if take("tidewire") == Some(json!("export")) && take("version") == Some(json!(1)) {
+        let mut member = |name: &str| members.swap_remove(name);
+        if member("tidewire") == Some(json!("export")) && member("version") == Some(json!(1)) {
             return Ok(Self::Header);
         }
-        if let Some(records) = take("end") {
+        if let Some(records) = member("end") {
             return Ok(Self::End(records));
         }
-        if let Some(system) = take("system") {
+        if let Some(system) = member("system") {
             return if let Json::String(name) = system { Ok(Self::System(name)) } else { Err(ImportProblem::Unknown) };
         }
-        match (take("bucket"), take("query"), take("in"), take("config"), take("record")) {
+        match (member("bucket"), member("query"), member("in"), member("config"), member("record")) {
             (Some(Json::String(name)), None, None, Some(config), None) => Ok(Self::Bucket(name, config)),
             (None, Some(Json::String(name)), None, Some(config), None) => Ok(Self::Query(name, config)),
             (None, None, Some(Json::String(bucket)), None, Some(Json::Object(record))) => {

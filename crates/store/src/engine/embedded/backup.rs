@@ -101,7 +101,7 @@ impl Backup {
         let data_dir = Arc::new(DataDir::new(Arc::clone(disk), from, lock, 0, usize::MAX).map_err(failed)?);
         let found = recover(&data_dir, &listing, &mut |_| {})?.ok_or_else(no_data)?;
         let position = Position { epoch: found.cursor.epoch, sequence: found.cursor.sequence - 1 };
-        Ok(Self::begin(&data_dir, to, position, (found.segment, found.page + found.tail.len() as u64)))
+        Ok(Self::begin(&data_dir, to, position, (found.segment, found.page_offset + found.tail.len() as u64)))
     }
 
     /// Returns the position of the last commit in the copy.

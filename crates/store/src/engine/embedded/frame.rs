@@ -72,7 +72,7 @@ pub(super) enum FrameKind {
 pub(super) struct FrameHeader {
     pub(super) kind: FrameKind,
     /// Whether the session that wrote the frame acknowledged commits before they were durable.
-    pub(super) relaxed: bool,
+    pub(super) is_relaxed: bool,
     /// The checksum of the payload.
     pub(super) payload_crc: u32,
     /// The length of the payload.
@@ -98,7 +98,7 @@ impl FrameHeader {
     /// Encodes the header. Returns its checksum.
     pub(super) fn write(&self, out: &mut [u8; HEADER_BYTES]) -> u32 {
         out[..3].copy_from_slice(&MAGIC);
-        out[3] = self.kind as u8 | if self.relaxed { RELAXED } else { 0 };
+        out[3] = self.kind as u8 | if self.is_relaxed { RELAXED } else { 0 };
         out[8..12].copy_from_slice(&self.payload_crc.to_le_bytes());
         out[12..16].copy_from_slice(&self.len.to_le_bytes());
         out[16..24].copy_from_slice(&self.log.to_le_bytes());
@@ -128,7 +128,7 @@ impl FrameHeader {
         let crc = u32_at(bytes, 4);
         let header = Self {
             kind,
-            relaxed: bytes[3] & RELAXED != 0,
+            is_relaxed: bytes[3] & RELAXED != 0,
             payload_crc: u32_at(bytes, 8),
             len: u32_at(bytes, 12),
             log: u64_at(bytes, 16),
@@ -324,7 +324,7 @@ mod tests {
     fn every_flipped_bit_of_a_header_is_detected() {
         let header = FrameHeader {
             kind: FrameKind::Closed,
-            relaxed: true,
+            is_relaxed: true,
             payload_crc: 1,
             len: 2,
             log: 3,

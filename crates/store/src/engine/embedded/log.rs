@@ -37,9 +37,9 @@ pub(super) struct Log {
     pub(super) cursor: Cursor,
     /// The number of the last durable frame.
     durable: u64,
-    relaxed: bool,
+    is_relaxed: bool,
     /// Offset of the buffer in the file: a multiple of the page size.
-    page: u64,
+    page_offset: u64,
     /// The written part of the page in which the last frame ended. After a rotation, the unwritten segment header.
     buffer: Vec<u8>,
     /// The bytes of the frames that were appended or recovered.
@@ -49,14 +49,14 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Creates a log that continues after `tail`, the durable bytes of the page at offset `page`.
+    /// Creates a log that continues after `tail`, the durable bytes of the page at offset `page_offset`.
     pub(super) fn new(
         data_dir: Arc<DataDir>,
         segment: Segment,
         cursor: Cursor,
-        page: u64,
+        page_offset: u64,
         tail: Vec<u8>,
-        relaxed: bool,
+        is_relaxed: bool,
     ) -> Self {
         let durable = cursor.frame - 1;
         let mut buffer = tail;
@@ -67,8 +67,8 @@ impl Log {
             next: None,
             cursor,
             durable,
-            relaxed,
-            page,
+            is_relaxed,
+            page_offset,
             buffer,
             appended: 0,
             syncs: 0,
@@ -102,7 +102,7 @@ impl Log {
 
     /// Returns the number of the segment and its used bytes.
     pub(super) fn end(&self) -> (u64, u64) {
-        (self.segment.number, self.page + self.buffer.len() as u64)
+        (self.segment.number, self.page_offset + self.buffer.len() as u64)
     }
 
     pub(super) fn check(&self) -> Result<(), EngineError> {
@@ -123,7 +123,7 @@ impl Log {
     ) -> Result<(), EngineError> {
         self.check()?;
         let frame_len = (HEADER_BYTES + len as usize).next_multiple_of(ALIGN_BYTES);
-        if self.page + (self.buffer.len() + frame_len) as u64 > self.segment.capacity {
+        if self.page_offset + (self.buffer.len() + frame_len) as u64 > self.segment.capacity {
             self.rotate_or_extend()?;
         }
         let start = self.buffer.len();
@@ -134,7 +134,7 @@ impl Log {
         let Cursor { log, frame, sequence, chain, .. } = self.cursor;
         let header = FrameHeader {
             kind,
-            relaxed: self.relaxed,
+            is_relaxed: self.is_relaxed,
             payload_crc: crc32c::crc32c(payload),
             len,
             log,
@@ -149,7 +149,7 @@ impl Log {
         let chain = header.write(header_bytes);
         let end = start + frame_len;
         self.buffer.resize(end.next_multiple_of(PAGE_BYTES), 0);
-        if let Err(source) = self.segment.file.write_at(&self.buffer, self.page) {
+        if let Err(source) = self.segment.file.write_at(&self.buffer, self.page_offset) {
             return Err(self.fail(source));
         }
         self.cursor.frame += 1;
@@ -160,7 +160,7 @@ impl Log {
         let written = end / PAGE_BYTES * PAGE_BYTES;
         self.buffer.copy_within(written..end, 0);
         self.buffer.truncate(end - written);
-        self.page += written as u64;
+        self.page_offset += written as u64;
         Ok(())
     }
 
@@ -215,10 +215,10 @@ impl Log {
         self.sync()?;
         self.segment = next;
         let Cursor { log, epoch, frame, sequence, chain } = self.cursor;
-        self.page = 0;
+        self.page_offset = 0;
         self.buffer.clear();
         let layout = Layout::CURRENT;
-        SegmentHeader { layout, log, number, epoch, sequence, frame, chain, relaxed: self.relaxed }
+        SegmentHeader { layout, log, number, epoch, sequence, frame, chain, is_relaxed: self.is_relaxed }
             .write(&mut self.buffer);
         self.prepare();
         Ok(())

@@ -268,11 +268,11 @@ impl Embedded {
 
     fn create(data_dir: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<(Log, Recovery), OpenError> {
         let cursor = Cursor { log: new_epoch(0), epoch: new_epoch(0), frame: 1, sequence: 1, chain: 0 };
-        let relaxed = options.durability != Durability::Always;
+        let is_relaxed = options.durability != Durability::Always;
         let Cursor { log, epoch, frame, sequence, chain } = cursor;
         let mut page = Vec::with_capacity(PAGE_BYTES);
         let layout = frame::Layout::CURRENT;
-        SegmentHeader { layout, log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
+        SegmentHeader { layout, log, number: 1, epoch, sequence, frame, chain, is_relaxed }.write(&mut page);
         let segment = Segment::create(data_dir, 1, Some(&page))
             .map_err(|source| OpenError::Io { file: data_dir.segment(1), source })?;
         let recovery = Recovery {
@@ -283,7 +283,7 @@ impl Embedded {
             commits: 0,
             torn_tail: None,
         };
-        Ok((Log::new(Arc::clone(data_dir), segment, cursor, PAGE_BYTES as u64, Vec::new(), relaxed), recovery))
+        Ok((Log::new(Arc::clone(data_dir), segment, cursor, PAGE_BYTES as u64, Vec::new(), is_relaxed), recovery))
     }
 
     fn resume(
@@ -305,7 +305,7 @@ impl Embedded {
         }
         let segment = Segment { number: end.segment, path, file, capacity: end.capacity };
         let mut cursor = end.cursor;
-        let is_new_epoch = mode == OpenMode::Restore || end.relaxed && !end.was_closed;
+        let is_new_epoch = mode == OpenMode::Restore || end.is_relaxed && !end.was_closed;
         if is_new_epoch {
             cursor.epoch = new_epoch(cursor.epoch);
         }
@@ -317,8 +317,8 @@ impl Embedded {
             commits: end.commits,
             torn_tail: end.torn_tail,
         };
-        let relaxed = options.durability != Durability::Always;
-        let mut log = Log::new(Arc::clone(data_dir), segment, cursor, end.page, end.tail, relaxed);
+        let is_relaxed = options.durability != Durability::Always;
+        let mut log = Log::new(Arc::clone(data_dir), segment, cursor, end.page_offset, end.tail, is_relaxed);
         log.appended = end.log_bytes;
         if let Some(number) = end.prepared {
             let (path, file) = open(number)?;

@@ -180,7 +180,7 @@ pub(super) struct LogEnd {
     /// The length of that segment, a multiple of the page size.
     pub(super) capacity: u64,
     /// The offset of the page in which the last frame ends.
-    pub(super) page: u64,
+    pub(super) page_offset: u64,
     /// The bytes of that page up to the end of the frame.
     pub(super) tail: Vec<u8>,
     pub(super) unproven: Unproven,
@@ -189,7 +189,7 @@ pub(super) struct LogEnd {
     /// Bytes of frames after the snapshot.
     pub(super) log_bytes: u64,
     /// Whether the last session acknowledged commits before they were durable.
-    pub(super) relaxed: bool,
+    pub(super) is_relaxed: bool,
     pub(super) was_closed: bool,
     pub(super) rows: u64,
     pub(super) commits: u64,
@@ -276,7 +276,7 @@ pub(super) fn recover(
         offset,
         bytes,
         log_bytes,
-        relaxed,
+        is_relaxed,
         was_closed,
         commits,
         torn_tail,
@@ -293,12 +293,12 @@ pub(super) fn recover(
         segment,
         layout,
         capacity: (bytes.len() / PAGE_BYTES * PAGE_BYTES) as u64,
-        page: page as u64,
+        page_offset: page as u64,
         tail: bytes[page..offset].to_vec(),
         unproven,
         prepared,
         log_bytes,
-        relaxed,
+        is_relaxed,
         was_closed,
         rows,
         commits,
@@ -322,7 +322,7 @@ struct Replay<'h, 'e> {
     /// The number of the last frame that is proven durable.
     proven: u64,
     log_bytes: u64,
-    relaxed: bool,
+    is_relaxed: bool,
     was_closed: bool,
     commits: u64,
     torn_tail: Option<TornTail>,
@@ -353,7 +353,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         if !is_first || !is_sane || number >= u64::MAX / 2 {
             return Err(corrupt(Corruption::SegmentHeader));
         }
-        let SegmentHeader { epoch, sequence, frame, chain, relaxed, .. } = header;
+        let SegmentHeader { epoch, sequence, frame, chain, is_relaxed, .. } = header;
         let mut replay = Self {
             data_dir,
             each,
@@ -365,7 +365,7 @@ impl<'h, 'e> Replay<'h, 'e> {
             offset: PAGE_BYTES,
             proven: frame - 1,
             log_bytes: 0,
-            relaxed,
+            is_relaxed,
             was_closed: false,
             commits: 0,
             torn_tail: None,
@@ -398,7 +398,7 @@ impl<'h, 'e> Replay<'h, 'e> {
             return Err(OpenError::Corrupt { file, offset: self.offset as u64, what: Corruption::Frame });
         }
         self.cursor.epoch = header.epoch;
-        self.relaxed = header.relaxed;
+        self.is_relaxed = header.is_relaxed;
         self.layout = header.layout;
         // The header was written after a sync of the previous segment.
         self.proven = frame - 1;
@@ -422,7 +422,7 @@ impl<'h, 'e> Replay<'h, 'e> {
             self.proven = self.proven.max(if is_in_snapshot { header.number } else { header.durable });
             self.cursor.chain = crc;
             self.cursor.frame += 1;
-            self.relaxed = header.relaxed;
+            self.is_relaxed = header.is_relaxed;
             self.was_closed = header.kind == FrameKind::Closed;
             let frame_len = (HEADER_BYTES + payload.len()).next_multiple_of(ALIGN_BYTES);
             if self.cursor.sequence > self.snapshot_sequence.saturating_add(1) {

@@ -46,7 +46,7 @@ pub(super) struct SegmentHeader {
     /// The checksum of the header of the last frame when the segment began.
     pub(super) chain: u32,
     /// Whether commits were acknowledged before they were durable, as in a frame.
-    pub(super) relaxed: bool,
+    pub(super) is_relaxed: bool,
 }
 
 /// An error in a segment header.
@@ -71,7 +71,7 @@ impl SegmentHeader {
         for number in [self.log, self.number, self.epoch, self.sequence, self.frame] {
             out.extend_from_slice(&number.to_le_bytes());
         }
-        out.extend_from_slice(&u32::from(self.relaxed).to_le_bytes());
+        out.extend_from_slice(&u32::from(self.is_relaxed).to_le_bytes());
         let crc = Self::crc(&out[start..]);
         out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
         out.resize(start + PAGE_BYTES, 0);
@@ -92,7 +92,7 @@ impl SegmentHeader {
             epoch: u64_at(bytes, 32),
             sequence: u64_at(bytes, 40),
             frame: u64_at(bytes, 48),
-            relaxed: u32_at(bytes, 56) != 0,
+            is_relaxed: u32_at(bytes, 56) != 0,
         })
     }
 

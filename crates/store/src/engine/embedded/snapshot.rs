@@ -70,8 +70,14 @@ pub(super) fn write<'a>(
     header: &SnapshotHeader,
     rows: impl IntoIterator<Item = StoredRow<'a>>,
 ) -> io::Result<u64> {
-    let mut writer =
-        Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK_BYTES * 2), rows_in_block: 0, blocks: 0 };
+    let mut writer = Writer {
+        file,
+        offset: 0,
+        synced_offset: 0,
+        block: Vec::with_capacity(BLOCK_BYTES * 2),
+        rows_in_block: 0,
+        blocks: 0,
+    };
     file.write_at(&header.write(), 0)?;
     writer.offset = HEADER_BYTES as u64;
     writer.begin_block();
@@ -105,7 +111,7 @@ struct Writer<'f> {
     file: &'f dyn DiskFile,
     offset: u64,
     /// The offset up to which the file was synced.
-    synced: u64,
+    synced_offset: u64,
     /// The header and payload of the block that is being filled.
     block: Vec<u8>,
     /// The number of rows in that block.
@@ -130,11 +136,11 @@ impl Writer<'_> {
         self.file.write_at(&self.block, self.offset)?;
         self.offset += self.block.len() as u64;
         self.blocks += 1;
-        if self.offset - self.synced >= SYNC_INTERVAL_BYTES {
+        if self.offset - self.synced_offset >= SYNC_INTERVAL_BYTES {
             let began = Instant::now();
             self.file.sync_data()?;
             std::thread::sleep(began.elapsed().min(MAX_PAUSE));
-            self.synced = self.offset;
+            self.synced_offset = self.offset;
         }
         self.begin_block();
         Ok(())

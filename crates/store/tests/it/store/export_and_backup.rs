@@ -72,13 +72,13 @@ fn invalid_import_is_rejected_with_its_line() {
         (
             vec![head, bucket, record, record],
             5,
-            "the export is incomplete: read 2 records, but no matching end line",
+            "the export is incomplete: read 2 records and found no matching end line",
             2,
         ),
         (
             vec![head, bucket, record, r#"{"end":2}"#],
             4,
-            "the export is incomplete: read 1 records, but no matching end line",
+            "the export is incomplete: read 1 records and found no matching end line",
             1,
         ),
         (
