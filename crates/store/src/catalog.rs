@@ -41,7 +41,7 @@ pub(crate) fn internal_buckets() -> impl Iterator<Item = (&'static str, Arc<Buck
     INTERNAL.iter().map(|(name, definition)| (*name, Arc::clone(definition)))
 }
 
-/// Returns the name and the definition of the bucket that a row of [`BUCKETS`] defines.
+/// Returns the name and the definition of the bucket that a row of [`BUCKETS`] defines. Returns `None` if the row is malformed.
 pub(crate) fn bucket_of(row: &Row) -> Option<Result<(String, BucketDefinition), StoreError>> {
     let (name, config) = definition_of(row)?;
     Some(BucketDefinition::parse(&config).map(|definition| (name, definition)).map_err(StoreError::from))

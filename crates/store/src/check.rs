@@ -1,6 +1,6 @@
 //! Validation of a record against the schema of its bucket.
 //!
-//! All issues are reported in the order of the schema, up to a limit, because an array can have many invalid elements.
+//! All issues are reported, in the order of the schema. Their number is limited, because an array can have many invalid elements.
 
 use std::fmt::Write;
 

@@ -63,7 +63,7 @@ impl IndexKey {
         }
     }
 
-    /// Appends the prefix of a string, without the terminator: it is a prefix of the keys of all strings that begin with it.
+    /// Appends a string without its terminator, so that the key is a prefix of the keys of all strings that begin with `text`.
     pub(crate) fn push_prefix(&mut self, text: &str) {
         self.push_text(text, &[]);
     }
@@ -101,7 +101,7 @@ impl IndexKey {
         key
     }
 
-    /// Returns the range of the keys of all values that can be compared with this one: those of the same type.
+    /// Returns the range of the keys of all values of the same type. Returns `None` if values of this type cannot be compared.
     pub(crate) fn type_range(value: &Value<'_>) -> Option<(Self, Self)> {
         let tag = match value {
             Value::Number(_) => NUMBER,
@@ -116,7 +116,7 @@ impl IndexKey {
         self.as_bytes() == [NULL]
     }
 
-    /// Returns the first parts of the key: as many as `before` has, and `count` more.
+    /// Returns a key with the parts of `before`, which must be a prefix of this key, and the next `count` parts.
     pub(crate) fn prefix_parts(&self, before: &Self, count: usize) -> Self {
         let bytes = self.as_bytes();
         let mut end = before.as_bytes().len();

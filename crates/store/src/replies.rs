@@ -87,7 +87,7 @@ impl Draft {
         self.put_row(REPLIES, row).map(drop)
     }
 
-    /// Returns the reply to evict before this user stores one of this size, if any.
+    /// Returns the reply that must be evicted before this user can store a reply of `len` bytes, if any.
     fn reply_to_evict(&self, user: &str, len: usize) -> Result<Option<Row>, StoreError> {
         let (_, replies) = self.state().any_bucket(REPLIES)?;
         let (limits, usage) = (self.limits(), replies.usage(user));

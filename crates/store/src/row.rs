@@ -4,7 +4,8 @@
 //! read slices of the text, and replies copy it. A row is immutable and shared by all states that have it.
 //!
 //! The table has hashes of the names instead of interned ids. An interner per bucket would grow with the names that clients send,
-//! and all states would have to share it. A lookup by hash is as fast; the name is in the text before the value, and is compared.
+//! and all states would have to share it. A lookup by hash is as fast. It also compares the name, which precedes the value in the
+//! text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ impl Field {
     }
 }
 
-/// The location of a member. The end of its value follows from the start of the next member.
+/// The location of a member. Its value ends before the next member.
 struct MemberEntry {
     /// The offset of the value in the text, after `"name":`.
     start: u32,

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 
 /// A JSON value that borrows from the text of a row.
 ///
-/// Numbers are 64-bit floats, so integers are exact up to 2^53. Arrays and objects are never equal to a value: filters compare
-/// scalars.
+/// Numbers are 64-bit floats, so integers are exact up to 2^53. Filters compare scalars, so arrays and objects are not equal to any
+/// value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<'a> {
     /// `null`.

@@ -90,7 +90,7 @@ pub struct Draft {
     reference_filter: Option<ReferenceFilter>,
     /// Whether names refer to system buckets.
     is_system: bool,
-    /// Estimated cost of the reads of the current write, in about nanoseconds.
+    /// Estimated work of the reads of the current write, in nanoseconds.
     read_work: Cell<u64>,
 }
 

@@ -67,7 +67,7 @@ impl<'a> Access<'a> {
         self.selectivity
     }
 
-    /// Returns the records, each once, in any order.
+    /// Returns the ordinals of the records, each once, in any order.
     pub(super) fn ordinals(&self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + '_>, Exceeded> {
         if self.may_overlap {
             return Ok(Box::new(self.collect(budget)?.into_iter()));
@@ -75,7 +75,7 @@ impl<'a> Access<'a> {
         Ok(Box::new(self.parts.iter().flat_map(AccessPart::ordinals)))
     }
 
-    /// Returns the records, each once, in insertion order.
+    /// Returns the ordinals of the records, each once, in insertion order.
     pub(super) fn into_order(self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + 'a>, Exceeded> {
         if self.is_in_order {
             return Ok(Box::new(self.parts.into_iter().flat_map(|part| part.ordinals())));

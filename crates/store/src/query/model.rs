@@ -115,7 +115,7 @@ prop_compose! {
 }
 
 /// Applies the steps. Returns the bucket, and its records in insertion order.
-fn make(indexes: &[Vec<&str>], ordered: bool, steps: &[(Json, Option<Record>)]) -> (Bucket, Vec<Record>) {
+fn apply_steps(indexes: &[Vec<&str>], ordered: bool, steps: &[(Json, Option<Record>)]) -> (Bucket, Vec<Record>) {
     let any = json!({"type": "string"});
     let definition = json!({
         "key": "id",
@@ -356,7 +356,7 @@ proptest! {
         restriction in prop::option::weighted(0.2, filter()),
         now in 0..10_u64,
     ) {
-        let (bucket, records) = make(&indexes, ordered, &steps);
+        let (bucket, records) = apply_steps(&indexes, ordered, &steps);
         for mut json in queries {
             let mut query = Query::parse(&json).unwrap();
             prop_assert!(Query::template(&json).is_ok());
@@ -389,7 +389,7 @@ proptest! {
         limit in 1..5_usize,
         now in 0..10_u64,
     ) {
-        let (bucket, records) = make(&[], ordered, &steps);
+        let (bucket, records) = apply_steps(&[], ordered, &steps);
         let mut matching: Vec<&Record> =
             records.iter().filter(|record| is_live(record, now) && filter_matches(&filter, record)).collect();
         if ordered {

@@ -30,7 +30,7 @@ pub(super) struct SortedScan<'a> {
 type Visitor<'t> = &'t mut dyn FnMut(Ordinal) -> bool;
 
 impl<'a> SortedScan<'a> {
-    /// Chooses the index that excludes the most records, if one is usable.
+    /// Chooses the index that excludes the most records, if an index is usable.
     pub(super) fn choose(bucket: &'a Bucket, conditions: &Conditions<'_>, sort: &[(Field, Direction)]) -> Option<Self> {
         // A field with a fixed value does not affect the order.
         let sort: Vec<&(Field, Direction)> =

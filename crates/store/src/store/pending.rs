@@ -14,10 +14,10 @@ use crate::engine::EngineError;
 /// A write in flight. Await it, or [`wait`](Self::wait) for it on a thread that may block.
 ///
 /// Writes of one owner and origin run in the order of submission. Dropping a `Pending` cancels the write only while it is
-/// [held back](Self::is_held_back) by a full queue. A queued write runs in any case.
+/// [held back](Self::is_held_back). A queued write always runs.
 #[must_use = "the result is known only after waiting, and dropping a write that is held back cancels it"]
 pub struct Pending<T> {
-    /// Present if the queue was full. Dropping it cancels the write, unless the write has been queued since.
+    /// Present if the write was held back. Dropping it cancels the write, unless the write has been queued since.
     held_back: Option<HeldBack>,
     reply: Reply<Result<T, WriteError>>,
 }
@@ -59,8 +59,9 @@ impl<T> Pending<T> {
         Self { held_back, reply }
     }
 
-    /// Returns whether the queue was full when the write was submitted. The caller should submit no further writes until this one
-    /// is done: the limits of the queue do not cover writes that are held back.
+    /// Returns whether the write was held back when it was submitted, because the queue was full or its owner had used its share of
+    /// the queue. The caller should submit no further writes until this write is done, because the limits of the queue do not cover
+    /// writes that are held back.
     pub fn is_held_back(&self) -> bool {
         self.held_back.is_some()
     }

@@ -1,7 +1,7 @@
 //! The writer: the only thread that changes the store.
 //!
 //! It owns the engine and the head, a draft with the published state and the changes since. It runs queued writes on the head, one
-//! after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
+//! after the other, and commits them as a group with one sync. Then it publishes the head with one atomic swap, appends the
 //! commits to the history, and replies to the callers. Readers therefore see no partial write, and no write that could still be
 //! lost.
 //!
@@ -143,7 +143,7 @@ impl Writer {
             }
             next = self.shared.queue.next(std::mem::take(&mut self.last_work));
         }
-        // An error is reported to the callers.
+        // `flush` reports an error to the callers.
         let _ = self.flush();
     }
 
@@ -173,7 +173,7 @@ impl Writer {
     fn write(&mut self, mut job: Box<dyn Job>) {
         // A commit has at most half of the bytes of a group, and joins a group that is at most half full, so it always fits.
         if self.group.bytes > self.engine.max_group_bytes() / 2 {
-            // An error is reported to the callers.
+            // `flush` reports an error to the callers.
             let _ = self.flush();
         }
         if let Some(cause) = &self.stopped {

@@ -48,7 +48,7 @@ impl Checkpoint {
         Self { position, job: None }
     }
 
-    /// Begins a checkpoint. The log is durable up to the position, and later commits are in `segment` or a later one.
+    /// Begins a checkpoint. The log must be durable up to the position, and later commits must be in `segment` or later segments.
     pub(super) fn begin(
         data_dir: &Arc<DataDir>,
         log: u64,

@@ -203,8 +203,8 @@ pub(super) struct Unproven {
 }
 
 impl Unproven {
-    /// Rewrites the bytes in place and syncs them. A crash in between loses nothing durable, since each sector holds the same
-    /// durable bytes before and after.
+    /// Rewrites the bytes in place and syncs them. A crash meanwhile loses no durable bytes, because the durable bytes of each sector
+    /// are rewritten unchanged.
     pub(super) fn rewrite(&self, file: &dyn DiskFile) -> io::Result<()> {
         file.write_at(&self.bytes, self.offset)?;
         file.sync_data()
@@ -306,6 +306,7 @@ pub(super) fn recover(
     }))
 }
 
+/// The replay of a log.
 struct Replay<'h, 'e> {
     data_dir: &'h DataDir,
     each: &'e mut dyn FnMut(Recovered<'_>),
