@@ -46,7 +46,8 @@ pub enum WriteError {
         /// The limit.
         max: usize,
     },
-    /// The closure of the write panicked. The write has no effect.
+    /// The closure of the write panicked, or another write of the same group panicked and left the state inconsistent. The write has no
+    /// effect.
     #[error("the write panicked and was undone")]
     Panicked,
     /// The store was closed before the write ran. It has no effect.

@@ -47,7 +47,7 @@ fn record_cannot_reference_a_record_it_evicts() {
 }
 
 #[test]
-fn bucket_with_internal_references_can_be_cleared() {
+fn bucket_with_references_to_itself_can_be_cleared() {
     let parent = json!({"type": "number", "ref": "b"});
     let (id, tree) = (json!({"type": "number"}), json!({"type": "number", "ref": "b"}));
     let other = json!({"key": "id", "schema": {"id": id, "tree": tree}});

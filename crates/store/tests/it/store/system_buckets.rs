@@ -364,7 +364,7 @@ fn compatible_declaration_replaces_the_stored_one() {
 }
 
 #[test]
-fn incompatible_declaration_fails_to_open() {
+fn store_with_an_incompatible_declaration_does_not_open() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     for event in ["start", "start"] {
