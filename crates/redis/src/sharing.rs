@@ -96,7 +96,7 @@ impl Display for Hazard {
 }
 
 /// The commands that cannot be shared. A second word is a subcommand, and for `XREAD` and `XREADGROUP` an option.
-static UNSHAREABLE: [NotShareable; 43] = {
+static UNSHAREABLE: [NotShareable; 45] = {
     use Hazard::{ConnectionState, ReplyOrder};
     [
         row("SUBSCRIBE", ReplyOrder, "use `Client::subscribe`"),
@@ -109,6 +109,10 @@ static UNSHAREABLE: [NotShareable; 43] = {
         row("SYNC", ReplyOrder, TOOL),
         row("PSYNC", ReplyOrder, TOOL),
         row("REPLCONF", ReplyOrder, TOOL),
+        // Valkey's, between the nodes of a cluster.
+        row("CLUSTER SYNCSLOTS", ReplyOrder, TOOL),
+        // The debugger answers the next script.
+        row("SCRIPT DEBUG", ReplyOrder, TOOL),
         row("CLIENT REPLY", ReplyOrder, "use `Ignore` as the type of a reply that does not matter"),
         row("SELECT", ConnectionState, "set `Options::database`, and use a client for each database"),
         row("AUTH", ConnectionState, "set `Options::login` or `Options::credentials`"),
