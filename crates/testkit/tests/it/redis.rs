@@ -1,5 +1,6 @@
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::panic;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use tidewire_testkit::{Process, RedisServer, is_rerun, rerun};
+use tidewire_testkit::{Process, RedisServer, ServerProgram, is_rerun, rerun};
 
 /// Sends inline commands and returns the first `lines` lines of the answer.
 fn talk(stream: &mut (impl Read + Write), commands: &str, lines: usize) -> String {
@@ -98,7 +99,8 @@ fn unix_socket() {
 
 #[test]
 fn tls_with_a_client_certificate() {
-    let redis = RedisServer::options().tls(true).config("tls-auth-clients yes").start();
+    let program = if RedisServer::supports_tls() { ServerProgram::from_env() } else { ServerProgram::Redis };
+    let redis = RedisServer::options().program(program).tls(true).config("tls-auth-clients yes").start();
     let files = redis.certificates();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&files.authority).unwrap()).unwrap();
@@ -128,14 +130,55 @@ fn a_server_that_cannot_start_says_why() {
 }
 
 #[test]
-fn without_redis_server_the_panic_says_how_to_install_it() {
+fn missing_program_is_named_with_how_to_install_it() {
     if is_rerun() {
         RedisServer::start();
         return;
     }
-    let mut command = rerun("redis::without_redis_server_the_panic_says_how_to_install_it");
-    command.env("PATH", "");
-    let mut test = Process::spawn(command);
-    test.wait_for_line("`make test` installs");
-    assert_eq!(test.wait().code(), Some(101));
+    for (program, message) in [
+        (
+            "redis",
+            "cannot start redis-server: No such file or directory (os error 2). It comes with the Debian package redis-server",
+        ),
+        ("valkey", "cannot start valkey-server: No such file or directory (os error 2). Install Valkey"),
+        (
+            "/no/such/server",
+            "cannot start /no/such/server: No such file or directory (os error 2). Expected the path of",
+        ),
+        ("keydb", "expected `redis`, `valkey` or the absolute path of a program in TIDEWIRE_TEST_SERVER, got `keydb`"),
+    ] {
+        let mut command = rerun("redis::missing_program_is_named_with_how_to_install_it");
+        command.env("PATH", "").env("TIDEWIRE_TEST_SERVER", program);
+        let mut test = Process::spawn(command);
+        test.wait_for_line(message);
+        assert_eq!(test.wait().code(), Some(101));
+    }
+}
+
+#[test]
+fn options_choose_the_program() {
+    let redis = RedisServer::options().program(ServerProgram::Redis).start();
+    assert!(!redis.cli(["INFO", "server"]).contains("valkey_version"));
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("redis-server");
+    std::os::unix::fs::symlink(std::fs::read_link(format!("/proc/{}/exe", redis.pid())).unwrap(), &path).unwrap();
+    let linked = RedisServer::options().program(ServerProgram::Path(path.clone())).start();
+    assert!(linked.cli(["INFO", "server"]).contains(&format!("executable:{}", path.display())));
+}
+
+#[test]
+fn program_without_tls_is_recognized() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        ServerProgram::Path(path)
+    };
+    assert!(!script("without", "#!/bin/sh\necho '# Failed finding TLS support.'; exit 1").supports_tls());
+    let broken = script("broken", "#!/bin/sh\necho out of memory; exit 1");
+    let panic = panic::catch_unwind(|| broken.supports_tls()).unwrap_err();
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(message.contains("did not start with TLS:\nout of memory"), "{message}");
 }
