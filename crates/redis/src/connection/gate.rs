@@ -20,6 +20,7 @@
 
 use tokio::sync::{Notify, Semaphore};
 
+use crate::sync::switch_point;
 use crate::{Error, RequestOutcome};
 
 /// Abandoned requests are dropped when they are more than one in this number of the commands in flight. Fewer are not worth the pass
@@ -172,16 +173,19 @@ impl Waiters {
 
     /// Waits until all earlier callers have been admitted or have gone away. The turn ends when the guard is dropped.
     pub(super) async fn turn(&self) -> impl Drop {
+        switch_point();
         self.turn.acquire().await.expect("the semaphore is never closed")
     }
 
     /// Waits until a permit is released or the gate changes. Only the caller that holds the turn may call it.
     pub(super) async fn released(&self) {
+        switch_point();
         self.released.notified().await;
     }
 
     /// Lets the caller that holds the turn attempt again.
     pub(super) fn notify(&self) {
+        switch_point();
         self.released.notify_one();
     }
 }

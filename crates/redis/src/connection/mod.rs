@@ -18,6 +18,8 @@ mod batch;
 mod clock;
 mod exchange;
 mod gate;
+#[cfg(all(test, shuttle))]
+mod model;
 mod output;
 mod queue;
 mod request;

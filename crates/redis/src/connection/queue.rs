@@ -9,7 +9,6 @@
 //! that takes the requests, and taken by the first change after that: a request, a close, or a reason to drop abandoned requests.
 //! So a change is either seen by the actor or wakes it, and further changes do not wake it until it looks again.
 
-use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
@@ -18,7 +17,7 @@ use super::batch::Batch;
 use super::gate::{Gate, Permit, Waiters};
 use super::request::PendingRequest;
 use crate::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Requests that no connection has taken yet.
 pub(crate) struct Queue {

@@ -1,12 +1,11 @@
 //! Statistics of a client.
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::RequestPhase;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// The number of buckets of a [`Latency`].
 const BUCKETS: usize = 26;
