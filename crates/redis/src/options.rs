@@ -44,6 +44,10 @@ pub struct Options {
     /// The time for a request, from its submission to its last reply. Default: 10 s, longer than a busy server takes and shorter
     /// than a user waits.
     pub timeout: Duration,
+    /// The longest time that written bytes may stay unacknowledged by the TCP peer, or unsent because it does not read. Then the
+    /// kernel closes the connection, even if no request times out. Zero means the default of the system, about 15 minutes. It has no
+    /// effect on Unix sockets, and only Linux supports it. Default: 30 s, enough for several retransmissions.
+    pub tcp_user_timeout: Duration,
     /// What happens to requests while there is no connection. Default: [`WhileDown::WaitForAttempt`].
     pub while_down: WhileDown,
     /// Whether a lost connection is replaced. Default: true. Without it, the first failure closes the client.
@@ -87,6 +91,7 @@ impl Default for Options {
             name: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(10),
+            tcp_user_timeout: Duration::from_secs(30),
             while_down: WhileDown::default(),
             reconnect: true,
             min_backoff: Duration::from_millis(100),
@@ -151,6 +156,13 @@ impl Options {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// Sets [`tcp_user_timeout`](#structfield.tcp_user_timeout).
+    #[must_use]
+    pub fn tcp_user_timeout(mut self, tcp_user_timeout: Duration) -> Self {
+        self.tcp_user_timeout = tcp_user_timeout;
         self
     }
 

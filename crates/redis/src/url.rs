@@ -106,10 +106,10 @@ impl Options {
     /// * `redis://[user][:password]@host[:port][/database]`
     /// * `unix:///path`
     ///
-    /// Both can have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`, `while_down` (`wait_for_attempt`,
-    /// `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`, `max_backoff_ms`, `backoff_reset_after_ms`, `max_in_flight`,
-    /// `max_in_flight_bytes`, `when_full` (`wait`, `fail`), `max_bulk`, `max_elements`, `max_depth`, `max_line`, `trace`. Parts can be
-    /// percent-encoded, and characters with a meaning in URLs must be.
+    /// Both can have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`,
+    /// `tcp_user_timeout_ms`, `while_down` (`wait_for_attempt`, `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`,
+    /// `max_backoff_ms`, `backoff_reset_after_ms`, `max_in_flight`, `max_in_flight_bytes`, `when_full` (`wait`, `fail`), `max_bulk`,
+    /// `max_elements`, `max_depth`, `max_line`, `trace`. Parts can be percent-encoded, and characters with a meaning in URLs must be.
     ///
     /// ```
     /// use tidewire_redis::{Address, Options};
@@ -256,6 +256,7 @@ const PARAMETERS: &[Parameter] = &[
     }),
     ("connect_timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.connect_timeout = value)),
     ("timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.timeout = value)),
+    ("tcp_user_timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.tcp_user_timeout = value)),
     ("while_down", "wait_for_attempt, fail or queue", |options, text| {
         options.while_down = match text {
             "wait_for_attempt" => WhileDown::WaitForAttempt,
@@ -379,7 +380,7 @@ mod tests {
         let options = Options::from_url(
             "redis://h?db=1&user=u&password=p&name=n&connect_timeout_ms=2&timeout_ms=3&while_down=queue&reconnect=false&\
              min_backoff_ms=4&max_backoff_ms=5&backoff_reset_after_ms=6&max_in_flight=7&max_in_flight_bytes=8&when_full=fail&max_bulk=9&\
-             max_elements=10&max_depth=11&max_line=12&trace=true&",
+             max_elements=10&max_depth=11&max_line=12&trace=true&tcp_user_timeout_ms=13&",
         );
         let options = options.unwrap();
         assert_eq!((options.database, options.name.as_deref(), options.reconnect), (1, Some("n"), false));
@@ -390,8 +391,9 @@ mod tests {
             options.min_backoff,
             options.max_backoff,
             options.backoff_reset_after,
+            options.tcp_user_timeout,
         ];
-        assert_eq!(times, [2, 3, 4, 5, 6].map(Duration::from_millis));
+        assert_eq!(times, [2, 3, 4, 5, 6, 13].map(Duration::from_millis));
         let decoder = options.decoder;
         let counts = [options.max_in_flight, options.max_in_flight_bytes, decoder.max_bulk, decoder.max_elements];
         assert_eq!((counts, decoder.max_depth, decoder.max_line), ([7, 8, 9, 10], 11, 12));

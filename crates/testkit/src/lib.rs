@@ -4,6 +4,7 @@
 //!   environment variable `TIDEWIRE_TEST_SERVER=valkey`, or the path of a program in it, it runs that one: see [`ServerProgram`].
 //! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, stalls and refuses connections.
 //! * [`Process`]: a child process that a test kills; [`rerun`] makes one from a test of the same binary.
+//! * [`rerun_in_own_network`]: runs a test in a network namespace, where it can [lose all packets](set_loopback).
 //! * [`CountingAllocator`]: counts the bytes that a test binary holds.
 //! * [`wait_until`], [`wait_until_async`]: wait for a condition, not for time.
 //!
@@ -35,6 +36,7 @@ compile_error!("tidewire-testkit needs Linux: it ties children to their parent w
 
 mod certificates;
 mod memory;
+mod network;
 mod port;
 mod process;
 mod program;
@@ -44,6 +46,7 @@ mod wait;
 
 pub use certificates::Certificates;
 pub use memory::CountingAllocator;
+pub use network::{rerun_in_own_network, set_loopback};
 pub use port::Port;
 pub use process::{Process, is_rerun, is_running, rerun};
 pub use program::ServerProgram;

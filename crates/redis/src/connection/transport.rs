@@ -64,7 +64,7 @@ pub(super) async fn connect(options: &Options) -> Result<Established, ConnectErr
             let socket_options = socket2::SockRef::from(&socket);
             socket_options.set_tcp_keepalive(&keepalive)?;
             #[cfg(target_os = "linux")]
-            socket_options.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+            socket_options.set_tcp_user_timeout(Some(user_timeout(options.tcp_user_timeout)))?;
             Stream::Tcp(socket)
         }
         Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
@@ -92,6 +92,13 @@ async fn login(provider: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
         Some(Err(panicked)) => Err(Arc::new(panicked)),
         None => Err(Arc::new(io::Error::from(io::ErrorKind::NotFound))),
     }
+}
+
+/// Rounds up to milliseconds, the unit of the kernel, so that a short timeout is not zero. The kernel takes no more than `i32::MAX`.
+#[cfg(target_os = "linux")]
+fn user_timeout(timeout: Duration) -> Duration {
+    let millis = timeout.as_nanos().div_ceil(1_000_000);
+    Duration::from_millis(millis.min(0x7fff_ffff) as u64)
 }
 
 /// A refused handshake is final, unless the server is not ready or has too many clients.

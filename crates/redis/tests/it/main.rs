@@ -31,4 +31,5 @@ mod transactions;
 mod types;
 mod unsent;
 mod unusual_options;
+mod user_timeout;
 mod wire;

@@ -12,7 +12,7 @@ use crate::servers::{command, options};
 type Change = fn(Options) -> Options;
 
 /// Unusual options, and whether requests succeed with them. `None` where it depends on the speed of the machine.
-const UNUSUAL: [(&str, Option<bool>, Change); 14] = [
+const UNUSUAL: [(&str, Option<bool>, Change); 16] = [
     ("timeout of zero", Some(false), |options| options.timeout(Duration::ZERO)),
     ("timeout of a nanosecond", Some(false), |options| options.timeout(Duration::from_nanos(1))),
     ("connect timeout of zero", None, |options| options.connect_timeout(Duration::ZERO)),
@@ -27,6 +27,8 @@ const UNUSUAL: [(&str, Option<bool>, Change); 14] = [
         options.min_backoff(Duration::MAX).max_backoff(Duration::from_millis(1))
     }),
     ("no timeouts", Some(true), |options| options.timeout(Duration::MAX).connect_timeout(Duration::MAX)),
+    ("no user timeout", Some(true), |options| options.tcp_user_timeout(Duration::ZERO)),
+    ("endless user timeout", Some(true), |options| options.tcp_user_timeout(Duration::MAX)),
     ("no elements", Some(false), |options| {
         options.decoder(DecoderOptions::default().max_elements(0)).while_down(WhileDown::Fail)
     }),
