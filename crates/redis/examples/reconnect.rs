@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Options, commands};
+use tidewire_redis::{Client, ConnectionState, Error, Options, commands};
 use tidewire_testkit::RedisServer;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut server = RedisServer::start();
-    let client = Client::start(Options::default().address(server.addr()).timeout(Duration::from_secs(1)));
+    let client = Client::start(Options::default().address(server.addr()));
 
     let mut states = client.states();
     let watching = tokio::spawn(async move {
@@ -25,7 +25,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for turn in 0..15 {
         match turn {
             5 => server.kill(),
-            10 => server.restart(),
+            10 => {
+                server.restart();
+                client.status().wait_for(|status| status.state == ConnectionState::Open).await?;
+            }
             _ => {}
         }
         match client.send(commands::incr("visits")).await {

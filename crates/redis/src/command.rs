@@ -415,6 +415,15 @@ mod tests {
     }
 
     #[test]
+    fn too_long_argument_is_rejected_and_not_copied() {
+        // The memory is not touched, so the kernel does not provide it.
+        let len = Command::MAX_ARGUMENT_BYTES + 1;
+        let command = Command::new("SET").arg("k").arg(vec![0; len]);
+        assert_eq!(command.check(), Err(CommandError::ArgumentTooLong { len }));
+        assert!(command.size() < 100);
+    }
+
+    #[test]
     fn debug_does_not_show_arguments() {
         let shown = format!("{:?}", Command::new("AUTH").arg("hunter2"));
         assert_eq!(shown, "Command { name: \"AUTH\", arguments: 1, size: 27, .. }");

@@ -192,7 +192,9 @@ fn every_request_is_answered_once_and_in_order() {
                 })
             })
             .collect();
-        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        for caller in callers {
+            caller.join().unwrap();
+        }
         model.close();
         let mut served = server.join().unwrap();
         for caller in 0..3 {

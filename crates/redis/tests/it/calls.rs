@@ -179,6 +179,11 @@ fn hashes() {
         c.is(hstrlen("h", "name"), 4_u64);
         c.is(hexists("h", "none"), false);
         c.is(hdel("h", ["width", "none"]), 1_u64);
+        match c.send(hexpire("h", HOUR, ["crew", "none"])) {
+            Ok(results) => assert_eq!(results, [1, -2]),
+            // Before Redis 7.4 and Valkey 9.
+            Err(error) => assert!(error.to_string().contains("unknown command"), "{error}"),
+        }
         c.is(hlen("h"), 2_u64);
         c.is(hkeys("h").returning::<HashSet<String>>(), HashSet::from(["name".to_owned(), "crew".to_owned()]));
         c.is(hvals("h"), all(["Tern", "5"]));
@@ -248,6 +253,13 @@ fn sorted_sets() {
         c.is(zadd("z", [("a", 0.0), ("b", 3.0), ("x", 1.0)], greater), 1_u64);
         c.is(zrange("z", 0, -1), scored([("a", 1.0), ("b", 3.0), ("c", f64::INFINITY)]));
         c.is(zrange("none", 0, -1), vec![]);
+        let smaller = ZaddOptions::default().change(ScoreChange::Smaller);
+        c.is(zadd("w", [("a", 2.0)], smaller), 1_u64);
+        c.is(zadd("w", [("a", 3.0)], smaller), 0_u64);
+        c.is(zscore("w", "a"), Some(2.0));
+        c.is(zadd("w", [("a", 1.0)], smaller.count_changed(true)), 1_u64);
+        c.is(zadd("w", [("a", 9.0), ("b", 9.0)], ZaddOptions::default().condition(Existence::Absent)), 1_u64);
+        c.is(zrangebyscore("w", ScoreBound::Including(1.0), ScoreBound::Excluding(9.0), None), scored([("a", 1.0)]));
         c.is(zrevrange("z", 0, 0), scored([("c", f64::INFINITY)]));
         c.is(
             zrangebyscore("z", ScoreBound::Excluding(1.0), 10.0, Some(Limit { offset: 0, count: 5 })),
@@ -380,7 +392,17 @@ fn server_commands() {
         assert!(c.ok(client_id()) > 0);
         c.is(publish("channel", "message"), 0_u64);
         c.is(memory_usage("none"), None);
-        c.is(flushdb(), ());
+        // The other functions change only this database.
+        let elsewhere =
+            Script::new("redis.call('SELECT', 1) return redis.call('SET', KEYS[1], 'v')").returning::<Ignore>();
+        let databases = || c.ok(info(Some("keyspace"))).lines().filter(|line| line.starts_with("db")).count();
+        for (flush, expected) in [(flushdb(), 1), (flushall(), 0)] {
+            c.ok(set("k", "v"));
+            c.invoke(&elsewhere.clone().key("k")).0.expect("a key in database 1");
+            assert_eq!(databases(), 2);
+            c.is(flush, ());
+            assert_eq!(databases(), expected);
+        }
     });
 }
 

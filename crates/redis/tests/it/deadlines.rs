@@ -130,6 +130,7 @@ async fn server_that_does_not_read_is_detected() {
     let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
     let late = client.with_timeout(Duration::from_millis(300)).send(long).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Writing }), "{late:?}");
+    assert_eq!(client.stats().timeouts.writing, 1);
     let failed = states.next().await.unwrap();
     let error = failed.last_error.unwrap();
     assert!(matches!(&*error, ConnectionError::Unresponsive), "{error:?}");
