@@ -1,7 +1,7 @@
 //! Tools for tests: real servers, network faults and child processes.
 //!
-//! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted. With the
-//!   environment variable `TIDEWIRE_TEST_SERVER=valkey`, or the path of a program in it, it runs that one: see [`ServerProgram`].
+//! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted. The environment
+//!   variable `TIDEWIRE_TEST_SERVER` chooses Valkey or another program instead: see [`ServerProgram`].
 //! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, stalls and refuses connections.
 //! * [`Process`]: a child process that a test kills; [`rerun`] makes one from a test of the same binary.
 //! * [`rerun_in_own_network`]: runs a test in a network namespace, where it can [lose all packets](set_loopback).

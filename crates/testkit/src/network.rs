@@ -1,4 +1,4 @@
-//! A network of its own for a test, whose packets can be lost.
+//! Tests in a network namespace of their own, where packets can be lost.
 
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -26,11 +26,11 @@ use crate::process::{Process, rerun};
 /// }
 /// ```
 ///
-/// Other users than root need a kernel that gives them user namespaces, as most do.
+/// Without root, the kernel must allow unprivileged user namespaces, as most do.
 ///
 /// # Panics
 ///
-/// If the test fails, or if the process cannot have a network namespace, with its output.
+/// If the test fails or takes longer than a minute, or if the process cannot have a network namespace, with its output.
 #[track_caller]
 pub fn rerun_in_own_network(test: &str) {
     let inner = rerun(test);
@@ -46,8 +46,8 @@ pub fn rerun_in_own_network(test: &str) {
     let output = process.output();
     assert!(
         !output.contains("unshare:"),
-        "no network namespace: {output}. It needs root with CAP_SYS_ADMIN, or a kernel that gives other users user namespaces (sysctl \
-         user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+        "cannot create a network namespace: {output}. Run the test as root with CAP_SYS_ADMIN, or allow unprivileged user namespaces \
+         (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
     );
     assert!(status.success(), "{test} ended with {status} in its own network:\n{output}");
 }

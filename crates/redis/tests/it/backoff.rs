@@ -27,7 +27,7 @@ async fn steady_connection_resets_the_backoff() {
         server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
         let mut status = client.status();
         let open = status.wait_for(|status| status.state == ConnectionState::Open && status.generation == generation);
-        tokio::time::timeout(PATIENCE / 4, open).await.expect("it is made anew at once").unwrap();
+        tokio::time::timeout(PATIENCE / 4, open).await.expect("it reconnects without delay").unwrap();
     }
 }
 

@@ -12,7 +12,7 @@ use tidewire_redis::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-use crate::servers::{old_and_new, options};
+use crate::servers::{options, resp2_and_resp3};
 
 /// A client that waits for each reply.
 struct Caller {
@@ -46,13 +46,13 @@ impl Caller {
 
     /// Returns the result, and whether the source of the script was sent.
     fn invoke<T: FromValue>(&self, invocation: &Invocation<T>) -> (Result<T, Error>, bool) {
-        let before = self.whole_scripts();
+        let before = self.scripts_run_by_source();
         let result = self.runtime.block_on(self.client.invoke(invocation));
-        (result, self.whole_scripts() > before)
+        (result, self.scripts_run_by_source() > before)
     }
 
-    /// Returns the number of scripts that the server has loaded from source.
-    fn whole_scripts(&self) -> u32 {
+    /// Returns the number of scripts that the server was sent by source.
+    fn scripts_run_by_source(&self) -> u32 {
         let calls = |line: &str| {
             let calls = line.strip_prefix("cmdstat_eval:calls=").or(line.strip_prefix("cmdstat_eval_ro:calls="))?;
             calls.split(',').next()?.parse::<u32>().ok()
@@ -61,13 +61,14 @@ impl Caller {
     }
 }
 
-fn in_both(test: impl Fn(&Caller)) {
-    for (server, is_old) in old_and_new() {
+/// Runs a test with RESP2 and with RESP3.
+fn in_both_versions(test: impl Fn(&Caller)) {
+    for (server, is_resp2) in resp2_and_resp3() {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let client = runtime.block_on(async { Client::start(options(server.port())) });
         let caller = Caller { runtime, client };
-        let said = caller.ok(config_get("port").returning::<Value>());
-        assert_eq!(matches!(said, Value::Array(_)), is_old, "{said:?}");
+        let reply = caller.ok(config_get("port").returning::<Value>());
+        assert_eq!(matches!(reply, Value::Array(_)), is_resp2, "{reply:?}");
         test(&caller);
     }
 }
@@ -93,7 +94,7 @@ const HOUR: Duration = Duration::from_hours(1);
 
 #[test]
 fn strings() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(get("k"), None);
         c.is(set("k", "v"), ());
         c.is(get("k"), some("v"));
@@ -128,7 +129,7 @@ fn strings() {
 
 #[test]
 fn keys() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.ok(mset([("a", 1), ("b", 2)]));
         c.is(exists("a"), true);
         c.is(exists_count(["a", "b", "c"]), 2_u64);
@@ -166,7 +167,7 @@ fn hashes() {
         crew: u8,
     }
 
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(hset("h", [("name", "Tern"), ("crew", "3")]), 2_u64);
         c.is(hgetall("h").returning::<Serde<Boat>>(), Serde(Boat { name: "Tern".into(), crew: 3 }));
         c.is(hgetall("h"), HashMap::from([("name".into(), "Tern".into()), ("crew".into(), "3".into())]));
@@ -195,7 +196,7 @@ fn hashes() {
 
 #[test]
 fn lists() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(rpush("l", ["b", "c"]), 2_u64);
         c.is(lpush("l", ["a"]), 3_u64);
         c.is(lpushx("none", ["a"]), 0_u64);
@@ -221,7 +222,7 @@ fn lists() {
 
 #[test]
 fn sets() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(sadd("s", ["a", "b", "c"]), 3_u64);
         c.is(sadd("t", ["b", "c", "d"]), 3_u64);
         c.is(srem("s", ["c", "x"]), 1_u64);
@@ -246,7 +247,7 @@ fn sets() {
 
 #[test]
 fn sorted_sets() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(zadd("z", [("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)], ZaddOptions::default()), 3_u64);
         let greater =
             ZaddOptions::default().condition(Existence::Present).change(ScoreChange::Greater).count_changed(true);
@@ -291,7 +292,7 @@ fn streams_and_groups() {
     let id = |milliseconds| StreamId { milliseconds, sequence: 0 };
     let entry = |milliseconds| StreamEntry { id: id(milliseconds), fields: vec![("f".into(), "v".into())] };
     let at = |milliseconds| XaddOptions::default().id(id(milliseconds));
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(xadd("s", [("f", "v")], XaddOptions::default().only_existing(true)), None);
         for milliseconds in 1..=3 {
             c.is(xadd("s", [("f", "v")], at(milliseconds)), Some(id(milliseconds)));
@@ -345,7 +346,7 @@ fn streams_and_groups() {
 
 #[test]
 fn scripts_and_functions() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(script_flush(), ());
         let script = Script::new("return {KEYS[1], ARGV[1], redis.call('INCR', KEYS[1])}");
         c.is(script_exists([script.digest()]), vec![false]);
@@ -360,7 +361,7 @@ fn scripts_and_functions() {
         let failing = Script::new("redis.call('INCR', KEYS[1]) return redis.error_reply('MINE no')");
         c.ok(failing.load());
         let (result, was_sent) = c.invoke(&failing.returning::<Ignore>().key("m"));
-        assert_eq!(result.expect_err("its own").code(), Some(&ErrorCode::Other("MINE".into())));
+        assert_eq!(result.expect_err("the error of the script").code(), Some(&ErrorCode::Other("MINE".into())));
         assert!(!was_sent);
         c.is(get("m"), some("1"));
         let reading = Script::new("return 5").returning::<u8>().read_only();
@@ -381,7 +382,7 @@ fn scripts_and_functions() {
 
 #[test]
 fn server_commands() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.is(ping(), Ignore);
         c.is(echo("a"), Bytes::from("a"));
         assert!(c.ok(time()).0 > SystemTime::UNIX_EPOCH + HOUR);
@@ -408,7 +409,7 @@ fn server_commands() {
 
 #[test]
 fn pipeline_has_a_result_for_each_command() {
-    in_both(|c| {
+    in_both_versions(|c| {
         c.ok(rpush("l", ["a"]));
         let (set, wrong, text, ignored) = c.pipeline(
             Pipeline::new()

@@ -36,7 +36,7 @@ fn many(name: &str, len: usize) -> Pipeline<Vec<String>> {
     (0..len).map(|number| echo(&format!("{name} {number}"))).collect()
 }
 
-fn is_of(values: Vec<Result<String, Error>>, name: &str) {
+fn check_replies(values: Vec<Result<String, Error>>, name: &str) {
     for (number, value) in values.into_iter().enumerate() {
         assert_eq!(value.unwrap(), format!("{name} {number}"), "a reply went to another request");
     }
@@ -64,10 +64,10 @@ async fn request_can_be_cancelled_at_any_await() {
                 assert_eq!(gone.unwrap(), "gone", "a reply went to another request");
             }
             if let Some(values) = two {
-                is_of(values.unwrap(), "gone");
+                check_replies(values.unwrap(), "gone");
             }
             assert_eq!(stays.unwrap(), name, "a reply went to another request");
-            is_of(all.unwrap(), &name);
+            check_replies(all.unwrap(), &name);
         }
         wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
         assert_eq!((client.stats().in_flight_bytes, client.status().borrow().generation), (0, 1));

@@ -36,7 +36,7 @@ async fn deadlines_are_kept_behind_a_stuck_request() {
     let late = ask(100);
     tokio::task::yield_now().await;
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(400))).await;
-    closed.expect("it is closed in its time");
+    closed.expect("it closes within the grace period");
     assert_eq!(late.await.unwrap().unwrap_err().outcome(), Some(RequestOutcome::NeverSent));
     assert!(stuck.await.unwrap().is_err());
 }

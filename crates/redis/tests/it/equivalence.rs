@@ -1,4 +1,4 @@
-//! Property tests of the decoder: any input, split anywhere, is decoded like by a simple decoder of the whole input.
+//! Property tests of the decoder: it decodes any input, split anywhere, like a simple decoder that has the whole input.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use tidewire_redis::Value;
 use tidewire_redis::resp::{DecoderOptions, Message};
 
 use crate::reference_decoder;
-use crate::wire::{Odd, any_message, any_value, decode_pieces, encoded, keeping};
+use crate::wire::{UnusualEncoder, any_message, any_value, decode_pieces, encoded, keeping_attributes};
 
 /// Compares as text, because NaN is not equal to itself.
 fn text(messages: &[Message]) -> String {
@@ -28,13 +28,13 @@ fn without_attributes(value: Value) -> Value {
 proptest! {
     #[test]
     fn message_can_be_split_at_every_byte(message in any_message(), choices in vec(any::<u8>(), 1..20)) {
-        let mut odd = Odd { choices: choices.iter().cycle(), output: Vec::new() };
-        odd.message(&message);
-        for wire in [encoded(&message), odd.output] {
+        let mut unusual = UnusualEncoder { choices: choices.iter().cycle(), output: Vec::new() };
+        unusual.message(&message);
+        for wire in [encoded(&message), unusual.output] {
             let whole = (vec![message.clone()], Ok(()));
-            prop_assert_eq!(&decode_pieces(keeping(), &wire, &[1]), &whole);
+            prop_assert_eq!(&decode_pieces(keeping_attributes(), &wire, &[1]), &whole);
             for split in 1..=wire.len() {
-                prop_assert_eq!(&decode_pieces(keeping(), &wire, &[split, wire.len()]), &whole);
+                prop_assert_eq!(&decode_pieces(keeping_attributes(), &wire, &[split, wire.len()]), &whole);
             }
         }
     }
@@ -45,7 +45,7 @@ proptest! {
         sizes in vec(1..100_usize, 1..10),
     ) {
         let wire: Vec<u8> = messages.iter().flat_map(encoded).collect();
-        prop_assert_eq!(decode_pieces(keeping(), &wire, &sizes), (messages.clone(), Ok(())));
+        prop_assert_eq!(decode_pieces(keeping_attributes(), &wire, &sizes), (messages.clone(), Ok(())));
         let bare: Vec<_> = messages.into_iter().map(|message| match message {
             Message::Reply(value) => Message::Reply(without_attributes(value)),
             Message::Push(items) => Message::Push(items.into_iter().map(without_attributes).collect()),
@@ -63,11 +63,11 @@ proptest! {
         limits in (0..40_usize, 0..30_usize, 0..5_usize, 0..40_usize, any::<bool>(), any::<bool>()),
         size in 1..10_usize,
     ) {
-        let mut odd = Odd { choices: choices.iter().cycle(), output: Vec::new() };
+        let mut unusual = UnusualEncoder { choices: choices.iter().cycle(), output: Vec::new() };
         for message in &messages {
-            odd.message(message);
+            unusual.message(message);
         }
-        let mut wire = odd.output;
+        let mut wire = unusual.output;
         for (at, byte, is_kept) in damages {
             let at = at.index(wire.len());
             if is_kept { wire[at] = byte } else { wire.remove(at); }
@@ -98,13 +98,13 @@ proptest! {
         let pairs = items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
         let messages = vec![Message::Reply(Value::Map(pairs)), Message::Push(items.clone()), Message::Reply(Value::Array(items))];
         let wire: Vec<u8> = messages.iter().flat_map(encoded).collect();
-        prop_assert_eq!(&decode_pieces(keeping(), &wire, &[]), &(messages.clone(), Ok(())));
-        prop_assert_eq!(&decode_pieces(keeping(), &wire, &sizes), &(messages, Ok(())));
+        prop_assert_eq!(&decode_pieces(keeping_attributes(), &wire, &[]), &(messages.clone(), Ok(())));
+        prop_assert_eq!(&decode_pieces(keeping_attributes(), &wire, &sizes), &(messages, Ok(())));
     }
 }
 
 proptest! {
-    // Each is some megabytes.
+    // Each message has several megabytes.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
@@ -119,6 +119,7 @@ proptest! {
         let pairs = many.clone().map(|value| (value.clone(), value));
         let message = Message::Reply(Value::Array(large.chain(many).chain([Value::Map(pairs.collect())]).collect()));
         let sizes: Vec<_> = sizes.into_iter().chain([10_000]).collect();
-        prop_assert!(decode_pieces(keeping(), &encoded(&message), &sizes) == (vec![message], Ok(())), "cut by {:?}", sizes);
+        let decoded = decode_pieces(keeping_attributes(), &encoded(&message), &sizes);
+        prop_assert!(decoded == (vec![message], Ok(())), "pieces of {:?}", sizes);
     }
 }

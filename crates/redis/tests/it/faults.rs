@@ -24,7 +24,7 @@ async fn ask(client: &Client, number: u64) -> Result<(), Error> {
 }
 
 /// Waits until the client works.
-async fn works(client: &Client, number: u64) {
+async fn wait_until_it_works(client: &Client, number: u64) {
     let mut status = client.status();
     loop {
         status.wait_for(|status| matches!(status.state, ConnectionState::Open)).await.unwrap();
@@ -40,7 +40,7 @@ async fn connection_can_be_cut_at_every_byte() {
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));
     for bytes in 0..40 {
-        works(&client, 0).await;
+        wait_until_it_works(&client, 0).await;
         proxy.inject(Faults::default().cut(Cut::after(bytes, Direction::ToClient)));
         let (one, two, three) = tokio::join!(ask(&client, 1), ask(&client, 22), ask(&client, 333));
         proxy.heal();
@@ -51,7 +51,7 @@ async fn connection_can_be_cut_at_every_byte() {
             }
         }
     }
-    works(&client, 4).await;
+    wait_until_it_works(&client, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,13 +60,13 @@ async fn half_open_connection_is_detected_and_its_late_replies_dropped() {
     let proxy = FaultProxy::start(server.addr());
     let options = options(&proxy).timeout(Duration::from_millis(100)).connect_timeout(Duration::from_millis(100));
     let client = Client::start(options);
-    works(&client, 0).await;
+    wait_until_it_works(&client, 0).await;
     proxy.inject(Faults::default().half_open(true));
     let late = ask(&client, 1).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Waiting }), "{late:?}");
     client.status().wait_for(|status| status.state != ConnectionState::Open).await.unwrap();
     proxy.heal();
-    works(&client, 2).await;
+    wait_until_it_works(&client, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,12 +75,12 @@ async fn late_reply_is_dropped() {
     let proxy = FaultProxy::start(server.addr());
     let options = options(&proxy).timeout(Duration::from_millis(100));
     let client = Client::start(options);
-    works(&client, 0).await;
+    wait_until_it_works(&client, 0).await;
     server.pause();
     let (one, two) = tokio::join!(ask(&client, 1), ask(&client, 2));
     assert!(one.is_err() && two.is_err());
     server.resume();
-    works(&client, 3).await;
+    wait_until_it_works(&client, 3).await;
     assert_eq!(client.status().borrow().generation, 1);
 }
 
@@ -89,7 +89,7 @@ async fn cancelled_requests_do_not_shift_replies() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));
-    works(&client, 0).await;
+    wait_until_it_works(&client, 0).await;
     server.pause();
     let gone = tokio::spawn({
         let client = client.clone();
@@ -114,7 +114,7 @@ async fn wrong_password_is_final() {
     let status = status.wait_for(|status| status.state == ConnectionState::Closed).await.unwrap();
     assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{status:?}");
     assert_eq!(proxy.accepted_connections(), 1);
-    works(&Client::start(options(&proxy).login(Login::new("right"))), 2).await;
+    wait_until_it_works(&Client::start(options(&proxy).login(Login::new("right"))), 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,7 +124,7 @@ async fn while_down_decides_about_requests_in_an_outage() {
         let proxy = FaultProxy::start(server.addr());
         let options = options(&proxy).while_down(choice);
         let client = Client::start(options);
-        works(&client, 0).await;
+        wait_until_it_works(&client, 0).await;
         server.kill();
         client.status().wait_for(|status| status.state != ConnectionState::Open).await.unwrap();
         let asked = tokio::spawn({
@@ -139,7 +139,7 @@ async fn while_down_decides_about_requests_in_an_outage() {
             assert!(matches!(refused, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{refused:?}");
             server.restart();
         }
-        works(&client, 2).await;
+        wait_until_it_works(&client, 2).await;
     }
 }
 
@@ -148,7 +148,7 @@ async fn close_waits_for_requests_in_flight() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));
-    works(&client, 0).await;
+    wait_until_it_works(&client, 0).await;
     server.pause();
     let asked = tokio::spawn({
         let client = client.clone();
@@ -200,7 +200,7 @@ async fn survives_a_thousand_faults() {
         }));
     }
     for fault in 0..1000 {
-        works(&client, 1 << 60 | fault).await;
+        wait_until_it_works(&client, 1 << 60 | fault).await;
         let cut = Cut::after(random.u64(0..400), if random.bool() { Direction::ToClient } else { Direction::ToServer });
         match random.u8(0..4) {
             0 => proxy.cut(CloseMode::Reset),
@@ -221,5 +221,5 @@ async fn survives_a_thousand_faults() {
         done += tokio::time::timeout(PATIENCE, worker).await.expect("every request ends").unwrap().0;
     }
     assert!(done > 0);
-    works(&client, 7).await;
+    wait_until_it_works(&client, 7).await;
 }

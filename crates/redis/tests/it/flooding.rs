@@ -35,7 +35,7 @@ async fn endless_pushes_delay_neither_deadlines_nor_close() {
     let late = late.expect("it ends at its deadline").unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: RequestPhase::Waiting | RequestPhase::Queued }), "{late:?}");
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
-    closed.expect("it is closed in its time");
+    closed.expect("it closes within the grace period");
     assert_eq!(client.status().borrow().generation, 1);
 }
 
@@ -63,7 +63,7 @@ async fn endless_pushes_do_not_delay_requests_of_several_tasks() {
     let late = late.expect("it ends at its deadline").unwrap_err();
     assert!(matches!(late, Error::TimedOut { .. }), "{late:?}");
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
-    closed.expect("it is closed in its time");
+    closed.expect("it closes within the grace period");
 }
 
 #[tokio::test]

@@ -4,11 +4,11 @@ use bytes::{BufMut, BytesMut};
 use tidewire_redis::Value;
 use tidewire_redis::resp::{DecodeErrorKind as Kind, Decoder, DecoderOptions, Message};
 
-use crate::wire::{decode_pieces, keeping};
+use crate::wire::{decode_pieces, keeping_attributes};
 
 /// Decodes an invalid stream, whole and byte by byte. Returns the kind of error and its offset.
-fn wrong(options: DecoderOptions, wire: &[u8]) -> (Kind, u64) {
-    let whole = decode_pieces(options, wire, &[]).1.expect_err("there is something wrong");
+fn decode_error(options: DecoderOptions, wire: &[u8]) -> (Kind, u64) {
+    let whole = decode_pieces(options, wire, &[]).1.expect_err("the input is invalid");
     assert_eq!(decode_pieces(options, wire, &[1]).1, Err(whole), "{}", wire.escape_ascii());
     (whole.kind, whole.offset)
 }
@@ -85,8 +85,8 @@ fn errors_have_a_kind_and_an_offset() {
         ("$?\r\n;1\r\na\r\n", Kind::Truncated, 11),
         ("|0\r\n", Kind::Truncated, 4),
     ] {
-        for options in [DecoderOptions::default(), keeping()] {
-            assert_eq!(wrong(options, wire.as_bytes()), (kind, offset), "{wire:?}");
+        for options in [DecoderOptions::default(), keeping_attributes()] {
+            assert_eq!(decode_error(options, wire.as_bytes()), (kind, offset), "{wire:?}");
         }
     }
 }
@@ -105,7 +105,7 @@ fn limits_can_be_reached_and_not_exceeded() {
         "%2\r\n_\r\n_\r\n_\r\n*2\r\n_\r\n_\r\n",
         "|1\r\n_\r\n_\r\n*3\r\n_\r\n_\r\n_\r\n",
     ] {
-        // Twice: each message has the whole of it.
+        // Twice, because limits apply to each message.
         let received = decode_pieces(options, wire.repeat(2).as_bytes(), &[1]);
         assert_eq!((received.0.len(), received.1), (2, Ok(())), "{wire:?}");
     }
@@ -126,31 +126,31 @@ fn limits_can_be_reached_and_not_exceeded() {
         ("*1\r\n*1\r\n*1\r\n*0\r\n", Kind::TooDeep { max: 3 }),
         ("*1\r\n|1\r\n%?\r\n~?\r\n", Kind::TooDeep { max: 3 }),
     ] {
-        assert_eq!(wrong(options, wire.as_bytes()).0, kind, "{wire:?}");
+        assert_eq!(decode_error(options, wire.as_bytes()).0, kind, "{wire:?}");
     }
     let options = options.max_line(1);
-    assert_eq!(wrong(options, b"+OK\r\n").0, Kind::LineTooLong { max: 1 });
-    assert_eq!(wrong(options, b"$10\r\n").0, Kind::LineTooLong { max: 1 });
+    assert_eq!(decode_error(options, b"+OK\r\n").0, Kind::LineTooLong { max: 1 });
+    assert_eq!(decode_error(options, b"$10\r\n").0, Kind::LineTooLong { max: 1 });
 }
 
 #[test]
 fn endless_nesting_ends_at_the_limit() {
     for level in ["*1\r\n", "*?\r\n", "~1\r\n", "%1\r\n_\r\n", "|1\r\n_\r\n", "%1\r\n", "|1\r\n"] {
         let wire = level.repeat(100_000);
-        assert_eq!(wrong(DecoderOptions::default(), wire.as_bytes()).0, Kind::TooDeep { max: 64 }, "{level:?}");
+        assert_eq!(decode_error(DecoderOptions::default(), wire.as_bytes()).0, Kind::TooDeep { max: 64 }, "{level:?}");
     }
     // The limit is clamped, so that dropping the value does not overflow the stack.
     let options = DecoderOptions::default().max_depth(usize::MAX);
-    assert_eq!(wrong(options, "*1\r\n".repeat(100_000).as_bytes()).0, Kind::TooDeep { max: 512 });
+    assert_eq!(decode_error(options, "*1\r\n".repeat(100_000).as_bytes()).0, Kind::TooDeep { max: 512 });
 }
 
 #[test]
 fn limits_do_not_overflow() {
     let options = DecoderOptions::default().max_bulk(usize::MAX).max_elements(usize::MAX).max_line(usize::MAX);
     for wire in ["$999999999999999999\r\na", "*99999999999999999999\r\n:1\r\n", "%18446744073709551615\r\n:1\r\n"] {
-        assert_eq!(wrong(options, wire.as_bytes()).0, Kind::Truncated, "{wire:?}");
+        assert_eq!(decode_error(options, wire.as_bytes()).0, Kind::Truncated, "{wire:?}");
     }
-    let bulk = wrong(options, b"$18446744073709551615\r\n").0;
+    let bulk = decode_error(options, b"$18446744073709551615\r\n").0;
     assert_eq!(bulk, Kind::BulkTooLong { len: u64::MAX, max: usize::MAX / 4 });
 }
 

@@ -20,7 +20,7 @@ async fn mute() -> Scripted {
 }
 
 /// Sends a request, and waits until it is written.
-async fn asked(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>> {
+async fn send_until_written(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>> {
     let mut status = client.status();
     status.wait_for(|status| status.state == ConnectionState::Open).await.unwrap();
     let task = tokio::spawn({
@@ -109,9 +109,9 @@ async fn close_waits_no_longer_than_the_grace_period() {
     // Nothing but the close itself ends the wait.
     let options = options(server.port()).timeout(Duration::MAX);
     let client = Client::start(options);
-    let pending = asked(&client).await;
+    let pending = send_until_written(&client).await;
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
-    closed.expect("it is closed in its time");
+    closed.expect("it closes within the grace period");
     let error = pending.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}");
     assert_eq!(client.status().borrow().state, ConnectionState::Closed);
@@ -121,7 +121,7 @@ async fn close_waits_no_longer_than_the_grace_period() {
 async fn second_close_can_shorten_the_grace_period() {
     let server = mute().await;
     let client = Client::start(options(server.port()));
-    let pending = asked(&client).await;
+    let pending = send_until_written(&client).await;
     tokio::join!(client.close(Duration::MAX), client.close(Duration::ZERO));
     assert!(pending.await.unwrap().is_err());
 }
@@ -156,7 +156,7 @@ async fn connection_lost_while_closing_is_closed() {
     ping(&client).await.unwrap();
     server.pause();
     let mut states = client.states();
-    let pending = asked(&client).await;
+    let pending = send_until_written(&client).await;
     let closing = async {
         client.status().wait_for(|status| status.state == ConnectionState::Closing).await.unwrap();
         server.kill();
@@ -199,7 +199,7 @@ async fn dropping_the_connection_ends_all_requests() {
     let server = mute().await;
     let (client, connection) = Client::new(options(server.port()));
     let running = tokio::spawn(connection.run());
-    let pending = asked(&client).await;
+    let pending = send_until_written(&client).await;
     running.abort();
     assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: RequestOutcome::MaybeExecuted })));
     assert!(matches!(ping(&client).await, Err(Error::Closed { outcome: RequestOutcome::NeverSent })));
@@ -265,8 +265,8 @@ async fn when_full_decides_about_requests_without_a_permit() {
     for when_full in [WhenFull::Fail, WhenFull::Wait] {
         let options = options(server.port()).max_in_flight(1).when_full(when_full);
         let client = Client::start(options);
-        let first = asked(&client).await;
-        let second = asked(&client).await;
+        let first = send_until_written(&client).await;
+        let second = send_until_written(&client).await;
         if when_full == WhenFull::Fail {
             assert!(matches!(second.await.unwrap(), Err(Error::QueueFull)));
             client.close(Duration::ZERO).await;

@@ -27,25 +27,28 @@ async fn whoami(client: &Client) -> Result<Value, Error> {
 #[derive(Default)]
 struct Vault {
     password: Mutex<Option<String>>,
-    asked: AtomicUsize,
+    calls: AtomicUsize,
 }
 
 impl Vault {
-    fn put(&self, password: &str) {
+    fn set_password(&self, password: &str) {
         *self.password.lock().unwrap() = Some(password.to_owned());
     }
 
-    /// Waits until it was called this number of times more.
-    async fn asked(&self, times: usize) {
-        let until = self.asked.load(SeqCst) + times;
-        tidewire_testkit::wait_until_async("it is asked", PATIENCE, async || self.asked.load(SeqCst) >= until).await;
+    /// Waits until it has been called this many more times.
+    async fn wait_for_calls(&self, times: usize) {
+        let until = self.calls.load(SeqCst) + times;
+        tidewire_testkit::wait_until_async("the provider is called", PATIENCE, async || {
+            self.calls.load(SeqCst) >= until
+        })
+        .await;
     }
 }
 
 impl Credentials for Vault {
     fn login(&self) -> LoginFuture<'_> {
         Box::pin(async {
-            self.asked.fetch_add(1, SeqCst);
+            self.calls.fetch_add(1, SeqCst);
             let password = self.password.lock().unwrap().clone();
             let password =
                 password.ok_or_else(|| Arc::new(std::io::Error::other("the vault is empty")) as LoginError)?;
@@ -63,24 +66,24 @@ async fn provider_is_called_for_every_attempt() {
     assert!(format!("{options:?}").contains("Credentials"));
     let client = Client::start(options);
 
-    vault.asked(3).await;
+    vault.wait_for_calls(3).await;
     let mut status = client.status();
     let failed = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap().clone();
     assert!(matches!(failed.last_error.as_deref(), Some(ConnectionError::Credentials(_))), "{failed:?}");
 
-    vault.put("wrong");
-    vault.asked(3).await;
+    vault.set_password("wrong");
+    vault.wait_for_calls(3).await;
     let failed = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap().clone();
     assert!(matches!(failed.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{failed:?}");
 
-    vault.put("first");
+    vault.set_password("first");
     assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
 
     // The password changes, and the next connection is refused until it is known.
     server.cli(["ACL", "SETUSER", "app", "resetpass", ">second"]);
     server.cli(["CLIENT", "KILL", "USER", "app"]);
-    vault.asked(3).await;
-    vault.put("second");
+    vault.wait_for_calls(3).await;
+    vault.set_password("second");
     assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
     assert_eq!(client.status().borrow().generation, 2);
 }
@@ -102,7 +105,7 @@ async fn without_a_provider_a_login_refused_on_reconnect_is_final() {
 async fn with_a_provider_other_refusals_are_final() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
-    vault.put("first");
+    vault.set_password("first");
     let options = options(server.port()).credentials(vault).database(1_000_000);
     let client = Client::start(options);
     assert!(whoami(&client).await.is_err());
@@ -111,13 +114,13 @@ async fn with_a_provider_other_refusals_are_final() {
 
 /// A provider that hangs or panics at the first call.
 struct Unreliable {
-    asked: AtomicUsize,
+    calls: AtomicUsize,
     hangs: bool,
 }
 
 impl Credentials for Unreliable {
     fn login(&self) -> LoginFuture<'_> {
-        let is_first = self.asked.fetch_add(1, SeqCst) == 0;
+        let is_first = self.calls.fetch_add(1, SeqCst) == 0;
         assert!(!is_first || self.hangs, "the first login panics");
         Box::pin(async move {
             if is_first {
@@ -133,7 +136,7 @@ async fn provider_that_hangs_or_panics_is_called_again() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     for hangs in [true, false] {
         let connect_timeout = if hangs { Duration::from_millis(50) } else { PATIENCE };
-        let provider = Unreliable { asked: AtomicUsize::new(0), hangs };
+        let provider = Unreliable { calls: AtomicUsize::new(0), hangs };
         let options = options(server.port()).connect_timeout(connect_timeout).credentials(provider);
         let client = Client::start(options);
         let mut states = client.states();

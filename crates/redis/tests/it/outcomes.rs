@@ -29,9 +29,9 @@ const CALLERS: u8 = 4;
 /// Bursts of each caller.
 const BURSTS: usize = 12;
 
-/// The caller and the position of a command, encoded in its key.
+/// What identifies a command, encoded in its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Name {
+struct CommandId {
     caller: u8,
     /// The number of the request among those of its caller.
     turn: u32,
@@ -44,10 +44,10 @@ struct Name {
 
 /// The length of a command up to the end of its key.
 const HEAD: usize = "*3\r\n$3\r\nSET\r\n$20\r\n01234567890123456789\r\n".len();
-/// The commands of the client itself.
+/// The probe that the client sends when a reply is overdue.
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
-impl Name {
+impl CommandId {
     fn key(self) -> String {
         format!("{:02x}{:08x}{:02x}{:02x}{:06x}", self.caller, self.turn, self.part, self.of, self.len)
     }
@@ -77,22 +77,22 @@ impl Name {
     }
 }
 
-/// The commands that all connections of the peer have read, and the errors found.
+/// The commands that all connections of the peer have read, and what was wrong with them.
 #[derive(Default)]
 struct Received {
     /// Includes commands that were cut.
-    names: HashSet<Name>,
-    wrong: Vec<String>,
+    ids: HashSet<CommandId>,
+    violations: Vec<String>,
 }
 
 /// The state that the connections of the peer share.
 #[derive(Clone)]
-struct Scene {
+struct PeerShared {
     received: Arc<Mutex<Received>>,
     /// The number of requests that have ended.
     ended: watch::Receiver<usize>,
-    /// Set when no more requests are sent: everything is read and answered.
-    is_calm: watch::Receiver<bool>,
+    /// Set when no more requests are sent. From then on peers read and answer everything.
+    is_draining: watch::Receiver<bool>,
 }
 
 trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -101,50 +101,50 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 /// A connection of the peer.
 struct Peer {
     socket: Box<dyn Socket>,
-    scene: Scene,
+    shared: PeerShared,
     random: Rng,
     input: BytesMut,
     /// Replies that were not sent yet.
     replies: Vec<u8>,
     /// The last command, and the last one of each caller.
-    last: Option<Name>,
+    last: Option<CommandId>,
     turns: [Option<u32>; CALLERS as usize],
     /// The command at the front of the input, once it is known.
     current: Option<Current>,
 }
 
 struct Current {
-    name: Name,
+    id: CommandId,
     bytes: Vec<u8>,
     is_answered: bool,
 }
 
 impl Peer {
-    fn new(socket: Box<dyn Socket>, scene: Scene, random: Rng) -> Self {
+    fn new(socket: Box<dyn Socket>, shared: PeerShared, random: Rng) -> Self {
         let (input, turns) = (BytesMut::new(), [None; CALLERS as usize]);
-        Self { socket, scene, random, input, replies: Vec::new(), last: None, turns, current: None }
+        Self { socket, shared, random, input, replies: Vec::new(), last: None, turns, current: None }
     }
 
     /// Reads and answers until a random end, or until the client closes.
     async fn run(mut self) {
-        if self.greet().await.is_none() {
+        if self.handshake().await.is_none() {
             return;
         }
         let mut left = if self.random.u8(..4) == 0 { usize::MAX } else { self.random.usize(1..600_000) };
         while left > 0 {
-            let is_calm = *self.scene.is_calm.borrow_and_update();
-            if is_calm {
+            let is_draining = *self.shared.is_draining.borrow_and_update();
+            if is_draining {
                 left = usize::MAX;
             } else if self.random.u8(..24) == 0 {
                 self.stall().await;
             }
-            if is_calm || self.random.bool() {
+            if is_draining || self.random.bool() {
                 let replies = std::mem::take(&mut self.replies);
                 if self.socket.write_all(&replies).await.is_err() {
                     return;
                 }
             }
-            let most = if is_calm || self.random.u8(..4) == 0 { 200_000 } else { self.random.usize(1..3000) };
+            let most = if is_draining || self.random.u8(..4) == 0 { 200_000 } else { self.random.usize(1..3000) };
             let mut piece = vec![0; most.min(left)];
             let count = tokio::select! {
                 biased;
@@ -154,15 +154,15 @@ impl Peer {
                 },
                 // Delayed replies are sent when no more input comes.
                 () = tokio::task::yield_now(), if !self.replies.is_empty() => 0,
-                _ = self.scene.is_calm.changed(), if !is_calm => 0,
+                _ = self.shared.is_draining.changed(), if !is_draining => 0,
             };
             self.input.extend_from_slice(&piece[..count]);
             left -= count;
-            while self.decode_pieces() {}
+            while self.answer_next() {}
         }
     }
 
-    async fn greet(&mut self) -> Option<()> {
+    async fn handshake(&mut self) -> Option<()> {
         let mut decoder = Decoder::default();
         for _ in 0..3 {
             while decoder.decode(&mut self.input).ok()?.is_none() {
@@ -177,33 +177,33 @@ impl Peer {
 
     /// Stalls until some requests have ended.
     async fn stall(&mut self) {
-        let until = *self.scene.ended.borrow() + self.random.usize(1..12);
+        let until = *self.shared.ended.borrow() + self.random.usize(1..12);
         tokio::select! {
-            _ = self.scene.ended.wait_for(|ended| *ended >= until) => {}
-            _ = self.scene.is_calm.wait_for(|is_calm| *is_calm) => {}
+            _ = self.shared.ended.wait_for(|ended| *ended >= until) => {}
+            _ = self.shared.is_draining.wait_for(|is_draining| *is_draining) => {}
         }
     }
 
     /// Takes a command from the input and answers it. Returns false if it is incomplete.
-    fn decode_pieces(&mut self) -> bool {
+    fn answer_next(&mut self) -> bool {
         if self.current.is_none() && self.input.starts_with(PING) {
             self.input.advance(PING.len());
             self.replies.extend_from_slice(b"+PONG\r\n");
-            self.check(self.last.is_none_or(|last| last.part + 1 == last.of), "a question within a pipeline");
+            self.check(self.last.is_none_or(|last| last.part + 1 == last.of), "a PING within a pipeline");
             return true;
         }
         if self.current.is_none() && self.input.len() >= HEAD {
-            match Name::parse(&self.input) {
-                Some(name) => self.note(name),
+            match CommandId::parse(&self.input) {
+                Some(id) => self.check_order(id),
                 None => self.check(false, "not a command"),
             }
         }
         let Some(mut current) = self.current.take() else { return false };
         let len = self.input.len().min(current.bytes.len());
-        self.check(self.input[..len] == current.bytes[..len], "other bytes");
+        self.check(self.input[..len] == current.bytes[..len], "bytes that were not sent");
         let is_whole = len == current.bytes.len();
         if !current.is_answered && (is_whole || self.random.u8(..16) == 0) {
-            self.replies.extend_from_slice(format!("+{}\r\n", current.name.key()).as_bytes());
+            self.replies.extend_from_slice(format!("+{}\r\n", current.id.key()).as_bytes());
             current.is_answered = true;
         }
         if is_whole {
@@ -215,35 +215,35 @@ impl Peer {
     }
 
     /// Checks that a command is read once and in order.
-    fn note(&mut self, name: Name) {
-        let is_new = self.scene.received.lock().unwrap().names.insert(name);
-        self.check(is_new, "it came before");
-        let is_in_turn = match self.last.replace(name) {
-            Some(last) if last.part + 1 < last.of => name == Name { part: last.part + 1, len: name.len, ..last },
-            _ => name.part == 0 && self.turns[usize::from(name.caller)] < Some(name.turn),
+    fn check_order(&mut self, id: CommandId) {
+        let is_new = self.shared.received.lock().unwrap().ids.insert(id);
+        self.check(is_new, "received twice");
+        let is_next = match self.last.replace(id) {
+            Some(last) if last.part + 1 < last.of => id == CommandId { part: last.part + 1, len: id.len, ..last },
+            _ => id.part == 0 && self.turns[usize::from(id.caller)] < Some(id.turn),
         };
-        self.check(is_in_turn, "it is not its turn");
-        self.turns[usize::from(name.caller)] = Some(name.turn);
-        self.current = Some(Current { name, bytes: name.bytes(), is_answered: false });
+        self.check(is_next, "out of order");
+        self.turns[usize::from(id.caller)] = Some(id.turn);
+        self.current = Some(Current { id, bytes: id.bytes(), is_answered: false });
     }
 
-    fn check(&self, is_right: bool, what: &str) {
-        if !is_right {
+    fn check(&self, holds: bool, what: &str) {
+        if !holds {
             let start = self.input[..self.input.len().min(60)].escape_ascii();
-            self.scene.received.lock().unwrap().wrong.push(format!("{what}: {start} after {:?}", self.last));
+            self.shared.received.lock().unwrap().violations.push(format!("{what}: {start} after {:?}", self.last));
         }
     }
 }
 
 /// Accepts connections until the end, and reads everything that was sent.
-async fn accept(listener: Listener, scene: Scene, seed: u64, mut is_over: watch::Receiver<bool>) {
+async fn accept(listener: Listener, shared: PeerShared, seed: u64, mut is_over: watch::Receiver<bool>) {
     let mut open = JoinSet::new();
     for number in 1.. {
         let socket = tokio::select! {
             socket = listener.accept() => socket,
             _ = is_over.wait_for(|is_over| *is_over) => break,
         };
-        open.spawn(Peer::new(socket, scene.clone(), Rng::with_seed(seed << 16 | number)).run());
+        open.spawn(Peer::new(socket, shared.clone(), Rng::with_seed(seed << 16 | number)).run());
     }
     while let Some(ended) = open.join_next().await {
         ended.unwrap();
@@ -265,8 +265,8 @@ impl Listener {
 }
 
 /// The outcome of a command.
-type CommandResult = (Name, Result<String, Error>);
-type Asking = Pin<Box<dyn Future<Output = Vec<CommandResult>> + Send>>;
+type CommandResult = (CommandId, Result<String, Error>);
+type Exchange = Pin<Box<dyn Future<Output = Vec<CommandResult>> + Send>>;
 
 /// A caller that sends requests in bursts.
 struct Caller {
@@ -292,8 +292,8 @@ impl Caller {
             }
             poll_fn(|context| {
                 for (turns, slot) in &mut burst {
-                    let Some(asking) = slot else { continue };
-                    let polled = asking.as_mut().poll(context);
+                    let Some(exchange) = slot else { continue };
+                    let polled = exchange.as_mut().poll(context);
                     *turns -= 1;
                     if polled.is_pending() && *turns > 0 {
                         continue;
@@ -311,38 +311,38 @@ impl Caller {
         reported
     }
 
-    /// One command or several.
-    fn ask(&mut self) -> Asking {
+    /// Starts a request with one command, or a pipeline.
+    fn ask(&mut self) -> Exchange {
         let random = &mut self.random;
         self.turn += 1;
         let of = if random.u8(..4) == 0 { random.u8(1..6) } else { 1 };
-        let names: Vec<_> = (0..of)
+        let ids: Vec<_> = (0..of)
             .map(|part| {
                 let len = match random.u8(..32) {
                     0 => random.u32(..400_000),
                     1..6 => random.u32(..20_000),
                     _ => random.u32(..200),
                 };
-                Name { caller: self.number, turn: self.turn, part, of, len }
+                CommandId { caller: self.number, turn: self.turn, part, of, len }
             })
             .collect();
         let millis = if random.u8(..4) == 0 { 200 } else { random.u64(..20) };
         let client = self.client.with_timeout(Duration::from_millis(millis));
         Box::pin(async move {
-            if let [name] = names[..] {
-                return vec![(name, client.send(name.request()).await)];
+            if let [id] = ids[..] {
+                return vec![(id, client.send(id.request()).await)];
             }
-            let pipeline: Pipeline<Vec<String>> = names.iter().map(|name| name.request()).collect();
+            let pipeline: Pipeline<Vec<String>> = ids.iter().map(|id| id.request()).collect();
             let reported = client.pipeline(pipeline).await.expect("every command has a result of its own");
-            names.into_iter().zip(reported).collect()
+            ids.into_iter().zip(reported).collect()
         })
     }
 }
 
-/// The numbers of commands that were served, never sent, and maybe executed.
+/// Returns the numbers of commands that were served, never sent, and maybe executed.
 async fn run_scenario(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
     let mut random = Rng::with_seed(seed);
-    let path = std::env::temp_dir().join(format!("tidewire-truth-{}-{seed}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("tidewire-outcomes-{}-{seed}", std::process::id()));
     let (listener, address) = if is_unix {
         (Listener::Unix(UnixListener::bind(&path).unwrap()), Address::Unix(path.clone()))
     } else {
@@ -361,11 +361,12 @@ async fn run_scenario(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize
         .when_full(if random.u8(..4) == 0 { WhenFull::Fail } else { WhenFull::Wait });
     let client = Client::start(options);
 
-    let (ended, is_calm, is_over) =
+    let (ended, is_draining, is_over) =
         (Arc::new(watch::Sender::new(0)), watch::Sender::new(false), watch::Sender::new(false));
     let received = Arc::new(Mutex::new(Received::default()));
-    let scene = Scene { received: Arc::clone(&received), ended: ended.subscribe(), is_calm: is_calm.subscribe() };
-    let peers = tokio::spawn(accept(listener, scene, seed, is_over.subscribe()));
+    let shared =
+        PeerShared { received: Arc::clone(&received), ended: ended.subscribe(), is_draining: is_draining.subscribe() };
+    let peers = tokio::spawn(accept(listener, shared, seed, is_over.subscribe()));
     let mut callers = JoinSet::new();
     for number in 0..CALLERS {
         let (client, ended, random) = (client.clone(), Arc::clone(&ended), random.fork());
@@ -373,7 +374,7 @@ async fn run_scenario(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize
     }
     let all = tokio::time::timeout(PATIENCE, callers.join_all()).await.expect("every call ends");
 
-    is_calm.send_replace(true);
+    is_draining.send_replace(true);
     let idle = async {
         let is_idle = |stats: ClientStats| (stats.in_flight, stats.in_flight_bytes, stats.queued) == (0, 0, 0);
         while !is_idle(client.stats()) {
@@ -383,24 +384,24 @@ async fn run_scenario(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize
     tokio::time::timeout(PATIENCE, idle).await.expect("all permits are returned");
     client.close(PATIENCE).await;
     is_over.send_replace(true);
-    tokio::time::timeout(PATIENCE, peers).await.expect("all is read").unwrap();
+    tokio::time::timeout(PATIENCE, peers).await.expect("the peers read all input").unwrap();
     if is_unix {
         std::fs::remove_file(path).unwrap();
     }
     let received = received.lock().unwrap();
-    assert!(received.wrong.is_empty(), "seed {seed}: {:?}", received.wrong);
+    assert!(received.violations.is_empty(), "seed {seed}: {:?}", received.violations);
     let mut counts = [0; 3];
-    for (name, reported) in all.into_iter().flatten() {
-        let is_received = received.names.contains(&name);
+    for (id, reported) in all.into_iter().flatten() {
+        let is_received = received.ids.contains(&id);
         let (is_true, kind) = match &reported {
-            Ok(text) => (is_received && *text == name.key(), 0),
+            Ok(text) => (is_received && *text == id.key(), 0),
             Err(error) => match error.outcome() {
                 Some(RequestOutcome::NeverSent) => (!is_received, 1),
                 Some(RequestOutcome::MaybeExecuted) => (true, 2),
                 None => (false, 2),
             },
         };
-        assert!(is_true, "seed {seed}: {name:?} returned {reported:?}, received by the server: {is_received}");
+        assert!(is_true, "seed {seed}: {id:?} returned {reported:?}, received by the server: {is_received}");
         counts[kind] += 1;
     }
     counts

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use crate::servers::{Scripted, answer, command, greeting, options};
 
 /// Returns the error of the connection.
-fn source(error: &Error) -> String {
+fn connection_error(error: &Error) -> String {
     match error {
         Error::Lost { source, .. } => source.to_string(),
         other => other.to_string(),
@@ -33,7 +33,7 @@ async fn http_server_is_detected_and_retried() {
     let error = client.send(command(&["PING"])).await.unwrap_err();
     // The request was not even sent, so this is not about its reply.
     assert!(matches!(error, Error::Lost { outcome: RequestOutcome::NeverSent, .. }), "{error:?}");
-    assert!(source(&error).contains("'H'"), "{}", source(&error));
+    assert!(connection_error(&error).contains("'H'"), "{}", connection_error(&error));
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == ConnectionState::Failed).await.unwrap();
     assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Protocol(_))), "{status:?}");
@@ -64,8 +64,8 @@ async fn server_that_is_silent_or_closes_is_retried() {
 #[tokio::test]
 async fn server_without_hello_uses_resp2() {
     for refusal in ["-ERR unknown command 'HELLO'\r\n", "-NOPROTO unsupported protocol version\r\n"] {
-        let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-        let received = std::sync::Arc::clone(&said);
+        let commands = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let received = std::sync::Arc::clone(&commands);
         let server = Scripted::answering(move |words, _| {
             received.lock().unwrap().push(words.join(" "));
             match &*words[0] {
@@ -79,9 +79,9 @@ async fn server_without_hello_uses_resp2() {
         let options = options(server.port()).login(Login::new("p")).name("n").database(3);
         let client = Client::start(options);
         assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Null);
-        let said = said.lock().unwrap().clone();
+        let commands = commands.lock().unwrap().clone();
         let expected = ["HELLO 3 AUTH default p SETNAME n", "AUTH p", "CLIENT SETNAME n", "CLIENT ID", "SELECT 3"];
-        assert_eq!(said[..5], expected);
+        assert_eq!(commands[..5], expected);
     }
 }
 

@@ -153,7 +153,7 @@ async fn abandoned_request_returns_its_permit_after_a_partly_written_one() {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
-        // The first request is partly written, so the rest of it must be.
+        // The first request is partly written, so the rest of it must be written, too.
         leaves.abort();
     }
     wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == both)
@@ -208,7 +208,7 @@ async fn large_request_is_not_starved_by_small_ones() {
     let large: Pipeline<Vec<Value>> = std::iter::repeat_n(command(&["PING"]), 20).collect();
     for _ in 0..20 {
         let served = tokio::time::timeout(PATIENCE, client.pipeline(large.clone())).await;
-        assert_eq!(served.expect("it has its turn").unwrap().len(), 20);
+        assert_eq!(served.expect("it gets its permits").unwrap().len(), 20);
     }
 }
 

@@ -6,10 +6,10 @@ use tidewire_redis::resp::{Attributed, DecodeErrorKind as Kind, DecoderOptions, 
 
 /// Decodes a whole stream. Returns its messages and how it ended.
 pub(crate) fn decode(options: DecoderOptions, wire: &[u8]) -> (Vec<Message>, Result<(), Kind>) {
-    let (mut naive, mut messages) = (Naive { options, rest: wire, elements: 0 }, Vec::new());
-    while !naive.rest.is_empty() {
-        naive.elements = 0;
-        match naive.message() {
+    let (mut decoder, mut messages) = (ReferenceDecoder { options, rest: wire, elements: 0 }, Vec::new());
+    while !decoder.rest.is_empty() {
+        decoder.elements = 0;
+        match decoder.message() {
             Ok(message) => messages.push(message),
             Err(kind) => return (messages, Err(kind)),
         }
@@ -17,7 +17,7 @@ pub(crate) fn decode(options: DecoderOptions, wire: &[u8]) -> (Vec<Message>, Res
     (messages, Ok(()))
 }
 
-struct Naive<'a> {
+struct ReferenceDecoder<'a> {
     options: DecoderOptions,
     rest: &'a [u8],
     elements: usize,
@@ -29,7 +29,7 @@ enum Item {
     End,
 }
 
-impl<'a> Naive<'a> {
+impl<'a> ReferenceDecoder<'a> {
     fn message(&mut self) -> Result<Message, Kind> {
         match self.item(0)? {
             Item::Value(value) => Ok(Message::Reply(value)),
@@ -234,7 +234,7 @@ impl<'a> Naive<'a> {
     }
 
     fn peek(&self) -> Result<&'a [u8], Kind> {
-        Naive { rest: self.rest, ..*self }.line()
+        ReferenceDecoder { rest: self.rest, ..*self }.line()
     }
 
     /// Returns the content of the next line.

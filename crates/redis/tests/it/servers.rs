@@ -79,7 +79,7 @@ impl Scripted {
 }
 
 /// Returns a real server without `HELLO`, for RESP2, and one with it. The flag is true for the former.
-pub(crate) fn old_and_new() -> [(RedisServer, bool); 2] {
+pub(crate) fn resp2_and_resp3() -> [(RedisServer, bool); 2] {
     let old = RedisServer::options().config("rename-command HELLO \"\"").start();
     [(old, true), (RedisServer::start(), false)]
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tidewire_redis::commands::{StreamId, XaddOptions, hgetall, hset, xadd, xrange, xread};
 use tidewire_redis::{Client, Error, Fields, Script, Serde};
 
-use crate::servers::{old_and_new, options};
+use crate::servers::{options, resp2_and_resp3};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Boat {
@@ -55,7 +55,7 @@ fn tern() -> Boat {
 
 #[tokio::test]
 async fn structs_round_trip() {
-    for (server, _) in old_and_new() {
+    for (server, _) in resp2_and_resp3() {
         let client = Client::start(options(server.port()));
         let tern = tern();
         assert_eq!(client.send(hset("boat", Fields::of(&tern).unwrap())).await.unwrap(), 12);
@@ -104,7 +104,7 @@ async fn all_forms_of_a_reply_deserialize_to_the_same_value() {
          note='\\0\\255', boats={{map={length=9}}, {map={length='10', more={1, 2}}}}, flags={set={red=true, green=true}}, \
          tide={-1, {double=0.25}}, unknown={map={}}}}",
     );
-    for (server, _) in old_and_new() {
+    for (server, _) in resp2_and_resp3() {
         let client = Client::start(options(server.port()));
         let Serde(harbour) = client.invoke(&script.returning::<Serde<Harbour>>()).await.unwrap();
         let expected = Harbour {
@@ -134,19 +134,19 @@ async fn deserialization_errors_have_a_path() {
         depth: u8,
     }
 
-    fn said<T>(result: Result<T, Error>) -> (Option<String>, String) {
+    fn path_and_text<T>(result: Result<T, Error>) -> (Option<String>, String) {
         match result.err() {
             Some(Error::Conversion(error)) => (error.path().map(str::to_owned), error.to_string()),
             other => panic!("{other:?}"),
         }
     }
 
-    for (server, _) in old_and_new() {
+    for (server, _) in resp2_and_resp3() {
         let client = Client::start(options(server.port()));
         let read = || client.send(hgetall("port").returning::<Serde<Port>>());
 
         // Without the key there are no fields, which only an `Option` accepts.
-        let (path, text) = said(read().await);
+        let (path, text) = path_and_text(read().await);
         assert!(path.is_none() && text.contains("missing field `name`"), "{text}");
         let port = || client.send(hgetall("port").returning::<Serde<Option<Port>>>());
         assert_eq!(port().await.unwrap(), Serde(None));
@@ -156,12 +156,12 @@ async fn deserialization_errors_have_a_path() {
         assert_eq!((read().await.unwrap(), port().await.unwrap()), (Serde(hull()), Serde(Some(hull()))));
 
         client.send(hset("port", [("depth", "deep")])).await.unwrap();
-        let (path, text) = said(read().await);
+        let (path, text) = path_and_text(read().await);
         assert_eq!(path.as_deref(), Some("depth"));
         assert!(text.starts_with("expected an integer that fits u8, got bulk string \"deep\" at depth; "), "{text}");
 
         client.send(hset("port", [("depth", "9"), ("piers", "4")])).await.unwrap();
-        let (_, text) = said(read().await);
+        let (_, text) = path_and_text(read().await);
         assert!(text.contains("unknown field `piers`, expected `name` or `depth`"), "{text}");
 
         for name in ["Hull", "Bath"] {
@@ -170,11 +170,11 @@ async fn deserialization_errors_have_a_path() {
             client.send(request).await.unwrap();
         }
         let ports = xrange("ports", StreamId::ZERO, StreamId::MAX, None).returning::<Serde<Vec<(String, Port)>>>();
-        let (path, text) = said(client.send(ports).await);
+        let (path, text) = path_and_text(client.send(ports).await);
         assert_eq!(path.as_deref(), Some("1.1.depth"), "{text}");
 
         let kinds = Script::new("return {'sloop', 'raft'}").returning::<Serde<Vec<Kind>>>();
-        let (path, text) = said(client.invoke(&kinds).await);
+        let (path, text) = path_and_text(client.invoke(&kinds).await);
         assert!(path.as_deref() == Some("1") && text.contains("unknown variant `raft`"), "{text}");
     }
 }

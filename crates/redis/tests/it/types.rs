@@ -4,11 +4,11 @@ use bytes::{Bytes, BytesMut};
 use tidewire_redis::Value;
 use tidewire_redis::resp::{Attributed, Decoder, DecoderOptions, EncodeError, Message, Version};
 
-use crate::wire::{decode_pieces, keeping};
+use crate::wire::{decode_pieces, keeping_attributes};
 
 /// Decodes the only reply of a stream, whole and byte by byte.
 fn reply(wire: &str) -> Value {
-    replies(keeping(), wire).pop().unwrap()
+    replies(keeping_attributes(), wire).pop().unwrap()
 }
 
 fn replies(options: DecoderOptions, wire: &str) -> Vec<Value> {
@@ -121,7 +121,7 @@ fn attributes_belong_to_the_value_after_them() {
     assert_eq!(reply(wire), Value::Array(vec![1.into(), 2.into(), attributed(ttl(), 3.into())]));
     assert_eq!(replies(DecoderOptions::default(), wire), [Value::Array(vec![1.into(), 2.into(), 3.into()])]);
 
-    // On a key, on a value, on both in turn, on nothing but an empty one, and on what attributes say.
+    // Attributes of a key and of a value, none at all, and attributes of a value within attributes.
     let wire = "%1\r\n|1\r\n+ttl\r\n:3600\r\n+k\r\n|0\r\n|1\r\n+ttl\r\n|1\r\n+ttl\r\n:3600\r\n:3600\r\n*0\r\n";
     let inner = vec![(simple("ttl"), attributed(ttl(), 3600.into()))];
     let map = vec![(attributed(ttl(), simple("k")), attributed(inner, Value::Array(vec![])))];
@@ -135,8 +135,8 @@ fn push_is_decoded_between_replies() {
     let push = Message::Push(vec![simple("message"), Value::Array(vec!["x".into()])]);
     let expected =
         vec![Message::Reply(simple("a")), push, Message::Push(vec![]), Message::Reply(Value::Array(vec![1.into()]))];
-    assert_eq!(decode_pieces(keeping(), wire, &[]), (expected.clone(), Ok(())));
-    assert_eq!(decode_pieces(keeping(), wire, &[1]), (expected, Ok(())));
+    assert_eq!(decode_pieces(keeping_attributes(), wire, &[]), (expected.clone(), Ok(())));
+    assert_eq!(decode_pieces(keeping_attributes(), wire, &[1]), (expected, Ok(())));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Helpers: streams split anywhere, and values in all forms of RESP3.
+//! Helpers that decode streams in pieces, generate values, and encode them in all forms of RESP3.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use proptest::collection::vec;
@@ -22,7 +22,7 @@ pub(crate) fn decode_pieces(options: DecoderOptions, wire: &[u8], sizes: &[usize
                 Ok(Some(message)) => messages.push(message),
                 Ok(None) => break,
                 Err(error) => {
-                    assert_eq!(decoder.decode(&mut BytesMut::from("+OK\r\n")), Err(error), "it is dead");
+                    assert_eq!(decoder.decode(&mut BytesMut::from("+OK\r\n")), Err(error), "an error is final");
                     assert_eq!(decoder.finish(&BytesMut::new()), Err(error));
                     return (messages, Err(error));
                 }
@@ -34,7 +34,7 @@ pub(crate) fn decode_pieces(options: DecoderOptions, wire: &[u8], sizes: &[usize
 }
 
 /// Options that keep attributes.
-pub(crate) fn keeping() -> DecoderOptions {
+pub(crate) fn keeping_attributes() -> DecoderOptions {
     DecoderOptions::default().keep_attributes(true)
 }
 
@@ -81,13 +81,13 @@ pub(crate) fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Encodes values in unusual forms, as `choices` say.
-pub(crate) struct Odd<'a> {
+/// Encodes values in valid forms that servers rarely use. `choices` decide which.
+pub(crate) struct UnusualEncoder<'a> {
     pub(crate) choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
     pub(crate) output: Vec<u8>,
 }
 
-impl Odd<'_> {
+impl UnusualEncoder<'_> {
     pub(crate) fn message(&mut self, message: &Message) {
         match message {
             Message::Reply(value) => self.value(value),
@@ -97,7 +97,7 @@ impl Odd<'_> {
                     self.value(item);
                 }
             }
-            other => panic!("a new kind of message: {other:?}"),
+            other => panic!("unknown kind of message: {other:?}"),
         }
     }
 
@@ -145,7 +145,7 @@ impl Odd<'_> {
                     self.line(".");
                 }
             }
-            // In several parts.
+            // Attributes in several parts, of which the first is empty.
             Value::Attributed(attributed) => {
                 self.line("|0");
                 for pair in attributed.attributes.chunks(1) {
