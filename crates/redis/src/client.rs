@@ -2,17 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::connection::{ConnectionShared, ConnectionState, PipelineReplies, after};
+use crate::connection::{ConnectionShared, ConnectionState, PipelineReplies, after, later};
 use crate::convert::Ignore;
 use crate::driver::Connection;
 use crate::exclusive::{ExclusiveSet, blocking};
-use crate::observe::{ClientStats, observed};
+use crate::observe::ClientStats;
 use crate::request::read_reply;
 use crate::resp::encode_command;
 use crate::sharing::Route;
@@ -21,7 +21,8 @@ use crate::{ConnectionError, Error, FromValue, Invocation, Options, Pipeline, Re
 
 /// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
 ///
-/// Any number of tasks can use it at the same time. Requests are written in the order of their submission.
+/// Any number of tasks can use it at the same time. Requests are written in the order of their submission, except for those that have an
+/// [exclusive connection](crate::sharing#blocking-commands).
 #[derive(Debug)]
 pub struct Client {
     pub(crate) shared: Arc<ClientShared>,
@@ -35,8 +36,8 @@ pub(crate) struct ClientShared {
     pub(crate) connection: Arc<ConnectionShared>,
     pub(crate) exclusive: ExclusiveSet,
     pub(crate) tasks: Tasks,
-    /// Whether the user may use `MULTI` and `EXEC`.
-    may_use_multi: AtomicBool,
+    /// The generation of the shared connection on which the user may use `MULTI` and `EXEC`.
+    multi_generation: AtomicU64,
     /// The number of handles. The last one closes the client.
     handles: AtomicUsize,
 }
@@ -50,9 +51,9 @@ impl Client {
         let (tasks, runner) = Tasks::new();
         let shared = Arc::new(ClientShared {
             exclusive: ExclusiveSet::new(&options),
-            connection: Arc::new(ConnectionShared::new(options)),
+            connection: Arc::new(ConnectionShared::shared(options)),
             tasks,
-            may_use_multi: AtomicBool::new(false),
+            multi_generation: AtomicU64::new(0),
             handles: AtomicUsize::new(1),
         });
         (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner))
@@ -66,14 +67,11 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Why the attempt failed. There is no other attempt: use [`start`](Self::start) if the server may be down.
+    /// Why the attempt failed. The client is closed then: use [`start`](Self::start) if the server may be down.
     pub async fn connect(options: Options) -> Result<Self, ConnectionError> {
         let client = Self::start(options);
-        let is_pending = |state| matches!(state, ConnectionState::Init | ConnectionState::Connecting);
-        let mut watched = client.status();
-        // Cannot fail, because `client` owns the sender.
-        let _ = watched.wait_for(|status| !is_pending(status.state)).await;
-        let status = watched.borrow().clone();
+        client.shared.connection.attempted().await;
+        let status = client.status().borrow().clone();
         match status.last_error {
             Some(error) if status.state != ConnectionState::Open => Err((*error).clone()),
             _ => Ok(client),
@@ -124,15 +122,7 @@ impl Client {
     pub async fn send<T: FromValue>(&self, request: impl Into<Request<T>>) -> Result<T, Error> {
         let command = request.into().into_command();
         let reply = match command.route()? {
-            Route::Shared => {
-                let bytes = command.as_bytes();
-                let exchange = self.shared.connection.call(bytes, self.timeout);
-                if self.options().is_observed() {
-                    observed(self.options(), bytes, 1, exchange).await
-                } else {
-                    exchange.await
-                }
-            }
+            Route::Shared => self.shared.connection.call(command.as_bytes(), self.timeout).await,
             // Boxed, so that the future of other requests stays small.
             Route::Exclusive(block) => Box::pin(blocking::call(self, &command, block)).await,
         };
@@ -157,9 +147,10 @@ impl Client {
         };
         // Boxed, so that the future of other pipelines stays small.
         Box::pin(async {
-            match self.shared.exclusive.lease(&self.shared, after(self.timeout)).await {
+            let begin = Instant::now();
+            match self.shared.exclusive.lease(&self.shared, later(begin, self.timeout)).await {
                 Ok(lease) => {
-                    let timeout = block.map_or(Duration::MAX, |block| block.saturating_add(self.timeout));
+                    let timeout = block.saturating_add(self.timeout).saturating_sub(begin.elapsed());
                     Ok(pipeline.execute(lease.connection(), timeout).await)
                 }
                 Err(error) => Ok(pipeline.read(Err(error))),
@@ -200,8 +191,9 @@ impl Client {
 
     /// Closes the client: rejects new requests, waits for the replies to those in flight, and closes all its connections.
     ///
-    /// After `grace`, requests still in flight end with [`Error::Closed`]. Attempts to connect are interrupted. If the client is
-    /// closed several times, the shortest time counts.
+    /// Blocking commands are ended at once, with [`Error::Closed`] unless they have popped an element. After `grace`, all requests
+    /// still in flight end with [`Error::Closed`]. Attempts to connect are interrupted. If the client is closed several times, the
+    /// shortest time counts.
     pub async fn close(&self, grace: Duration) {
         self.shared.close(after(grace));
         let mut status = self.status();
@@ -216,12 +208,11 @@ impl ClientShared {
         self.exclusive.close(deadline);
         self.connection.queue.close(deadline);
     }
-}
 
-impl ClientShared {
-    /// Checks once that the user may use `MULTI` and `EXEC`.
+    /// Checks once for each shared connection that the user may use `MULTI` and `EXEC`.
     pub(crate) async fn check_multi(&self, timeout: Duration) -> Result<(), Error> {
-        if self.may_use_multi.load(Relaxed) {
+        let generation = self.connection.status.generation();
+        if generation > 0 && self.multi_generation.load(Relaxed) == generation {
             return Ok(());
         }
         let mut bytes = Vec::new();
@@ -232,7 +223,10 @@ impl ClientShared {
         for reply in values {
             read_reply::<Ignore>(reply)?;
         }
-        self.may_use_multi.store(true, Relaxed);
+        // Unless it may have been another connection that was checked. The first one has generation 1.
+        if generation.max(1) == self.connection.status.generation() {
+            self.multi_generation.store(generation.max(1), Relaxed);
+        }
         Ok(())
     }
 }

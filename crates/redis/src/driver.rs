@@ -39,6 +39,7 @@ impl Connection {
         self.shared.close(deadline);
         // Tasks that do not end in time are aborted. Their requests end with them.
         let _ = timeout_at(deadline, self.tasks.finish()).await;
+        self.tasks.abort().await;
     }
 }
 

@@ -25,7 +25,8 @@
 //!
 //! - **At most once.** A request that may have reached the server is never sent again. Every [`Error`] says whether the server may
 //!   have executed the command ([`Error::outcome`]).
-//! - **Deadlines.** Every request ends within its timeout, also while there is no connection.
+//! - **Deadlines.** Every request ends within its timeout, also while there is no connection. A blocking command has its own timeout in
+//!   addition.
 //! - **Reconnects.** A lost connection is replaced, with backoff. [`States`] is a stream of what happens to it.
 //! - **Bounds.** Commands and bytes in flight are limited, and so is the size of replies.
 //! - **Isolation.** A task that times out or is cancelled does not affect the replies of others. Commands that would are

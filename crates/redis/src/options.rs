@@ -66,8 +66,8 @@ pub struct Options {
     pub max_in_flight_bytes: usize,
     /// What happens to a request while `max_in_flight` or `max_in_flight_bytes` is reached. Default: [`WhenFull::Wait`].
     pub when_full: WhenFull,
-    /// Exclusive connections that may be in use at a time, for blocking commands and for transactions with watched keys. At the limit, a
-    /// caller waits. Default: 16. A program with more consumers that block needs more.
+    /// Exclusive connections that may be in use at a time, for blocking commands, watched keys and `WAIT`. At the limit, a caller waits.
+    /// Default: 16. A program with more consumers that block needs more.
     pub max_exclusive: usize,
     /// A function that is called with an element that a blocking command has popped after its caller has gone away. Default: none, and
     /// the element is logged as dropped.

@@ -8,7 +8,6 @@ use crate::command::{Command, CommandError};
 use crate::connection::{ConnectionShared, PipelineReplies};
 use crate::convert::FromValue;
 use crate::error::{Error, RequestOutcome};
-use crate::observe::observed;
 use crate::request::{Request, read_reply};
 use crate::resp::Value;
 use crate::sharing::{self, NotShareable};
@@ -43,8 +42,8 @@ pub struct Pipeline<S> {
 #[derive(Clone, Copy)]
 struct FinalWait {
     row: &'static NotShareable,
-    /// For how long it waits, or `None` if there is no limit.
-    timeout: Option<Duration>,
+    /// For how long it waits. [`Duration::MAX`] means that there is no limit.
+    timeout: Duration,
 }
 
 /// Memory to reserve for each command of an iterator, and for all of them.
@@ -147,8 +146,8 @@ impl<S> Pipeline<S> {
         self.encoded
     }
 
-    /// Returns for how long the last command waits, if it is `WAIT` or `WAITAOF`, or `None` inside if there is no limit.
-    pub(crate) fn final_wait(&self) -> Option<Option<Duration>> {
+    /// Returns for how long the last command waits, if it is `WAIT` or `WAITAOF`.
+    pub(crate) fn final_wait(&self) -> Option<Duration> {
         self.wait.map(|wait| wait.timeout)
     }
 
@@ -180,13 +179,9 @@ impl<S> Pipeline<S> {
 impl<S: ReplyTypes> Pipeline<S> {
     /// Sends the commands over a connection. If the connection is lost, the commands without a reply have the error.
     pub(crate) async fn execute(&self, connection: &ConnectionShared, timeout: Duration) -> S::Results {
-        let (bytes, len, options) = (self.as_bytes(), self.len(), &connection.options);
-        let called = if len == 0 {
-            Ok(PipelineReplies { values: Vec::new(), error: None })
-        } else if options.is_observed() {
-            observed(options, bytes, len, connection.call_all(bytes, len, timeout)).await
-        } else {
-            connection.call_all(bytes, len, timeout).await
+        let called = match self.len() {
+            0 => Ok(PipelineReplies { values: Vec::new(), error: None }),
+            len => connection.call_all(self.as_bytes(), len, timeout).await,
         };
         self.read(called)
     }
@@ -313,8 +308,8 @@ mod tests {
         let wait = |timeout: &str| Command::new("WAIT").arg(1).arg(timeout).returning::<i64>();
         let write = || Command::new("INCR").arg("a").returning::<i64>();
         let pipeline = Pipeline::new().then(write()).then(wait("1500"));
-        assert_eq!((pipeline.check(), pipeline.final_wait()), (Ok(()), Some(Some(Duration::from_millis(1500)))));
-        assert_eq!(Pipeline::new().then(write()).then(wait("0")).final_wait(), Some(None));
+        assert_eq!((pipeline.check(), pipeline.final_wait()), (Ok(()), Some(Duration::from_millis(1500))));
+        assert_eq!(Pipeline::new().then(write()).then(wait("0")).final_wait(), Some(Duration::MAX));
         assert_eq!(Pipeline::new().then(write()).final_wait(), None);
         let not_last = Pipeline::new().then(wait("0")).then(write());
         assert!(matches!(not_last.check(), Err(CommandError::NotShareable(row)) if row.name == "WAIT"));

@@ -33,7 +33,7 @@ pub struct NotShareable {
     pub hazard: Hazard,
     /// What to do instead.
     pub instead: &'static str,
-    route: Rule,
+    rule: Rule,
 }
 
 /// How the client handles a command that cannot be shared.
@@ -63,8 +63,8 @@ enum Timeout {
 pub(crate) enum Route {
     /// The connection that all tasks share.
     Shared,
-    /// An exclusive one. For how long the command may block, or `None` if there is no limit.
-    Exclusive(Option<Duration>),
+    /// An exclusive one, for a command that may block for this time. [`Duration::MAX`] means that there is no limit.
+    Exclusive(Duration),
 }
 
 /// What a command would do to other tasks on the same connection.
@@ -158,17 +158,17 @@ const CLUSTER: &str = "it is for Redis Cluster, which this client does not suppo
 const CACHE: &str = "set `Options::cache`, and read with `Client::cached`";
 
 const fn row(name: &'static str, hazard: Hazard, instead: &'static str) -> NotShareable {
-    NotShareable { name, hazard, instead, route: Rule::Reject }
+    NotShareable { name, hazard, instead, rule: Rule::Reject }
 }
 
 const fn blocking(name: &'static str, timeout: Timeout) -> NotShareable {
     let instead = "send it alone with `Client::send`, which gives it an exclusive connection";
-    NotShareable { name, hazard: Hazard::Blocking, instead, route: Rule::Exclusive(timeout) }
+    NotShareable { name, hazard: Hazard::Blocking, instead, rule: Rule::Exclusive(timeout) }
 }
 
 const fn wait(name: &'static str) -> NotShareable {
     let instead = "append it to a `Pipeline` of the writes that it is to wait for, as the last command";
-    NotShareable { name, hazard: Hazard::Blocking, instead, route: Rule::PipelineEnd }
+    NotShareable { name, hazard: Hazard::Blocking, instead, rule: Rule::PipelineEnd }
 }
 
 /// For each pair of first letters, a bit set of the lengths of rejected names. It rules out nearly every other command.
@@ -196,23 +196,22 @@ const fn prefix(first: u8, second: u8) -> usize {
 pub(crate) fn route(command: &[u8]) -> Result<Route, &'static NotShareable> {
     match find_unshareable(command) {
         None => Ok(Route::Shared),
-        Some(row) => match row.route {
+        Some(row) => match row.rule {
             Rule::Exclusive(timeout) => Ok(Route::Exclusive(block_time(command, timeout))),
             Rule::Reject | Rule::PipelineEnd => Err(row),
         },
     }
 }
 
-/// Returns for how long a command that may end a pipeline waits, if it is one, or `None` inside if there is no limit.
-pub(crate) fn final_wait(row: &NotShareable, command: &[u8]) -> Option<Option<Duration>> {
-    (row.route == Rule::PipelineEnd)
-        .then(|| limited(Words::of(command)?.last().and_then(parse::<u64>).map(Duration::from_millis)))
+/// Returns for how long a command waits, if it is one that may end a pipeline.
+pub(crate) fn final_wait(row: &NotShareable, command: &[u8]) -> Option<Duration> {
+    (row.rule == Rule::PipelineEnd)
+        .then(|| limited(Words::of(command).and_then(Iterator::last).and_then(parse).map(Duration::from_millis)))
 }
 
-/// Returns for how long a command may block, or `None` if there is no limit. It is zero if the timeout is invalid, because then the server
-/// answers with an error at once.
-fn block_time(command: &[u8], timeout: Timeout) -> Option<Duration> {
-    let Some(mut words) = Words::of(command) else { return Some(Duration::ZERO) };
+/// Returns for how long a command may block.
+fn block_time(command: &[u8], timeout: Timeout) -> Duration {
+    let Some(mut words) = Words::of(command) else { return Duration::ZERO };
     words.next();
     let duration = match timeout {
         Timeout::First => words.next().and_then(seconds),
@@ -222,12 +221,12 @@ fn block_time(command: &[u8], timeout: Timeout) -> Option<Duration> {
     limited(duration)
 }
 
-/// A timeout of zero means that there is no limit, and an invalid one that there is no time.
-fn limited(timeout: Option<Duration>) -> Option<Duration> {
+/// A timeout of zero means that there is no limit. To an invalid one the server replies with an error at once.
+fn limited(timeout: Option<Duration>) -> Duration {
     match timeout {
-        Some(Duration::ZERO) => None,
-        Some(timeout) => Some(timeout),
-        None => Some(Duration::ZERO),
+        Some(Duration::ZERO) => Duration::MAX,
+        Some(timeout) => timeout,
+        None => Duration::ZERO,
     }
 }
 
@@ -407,17 +406,17 @@ mod tests {
 
     #[test]
     fn blocking_command_is_sent_over_an_exclusive_connection_with_its_own_timeout() {
-        let seconds = |seconds| Some(Duration::from_secs_f64(seconds));
+        let seconds = Duration::from_secs_f64;
         for (words, block) in [
             ("BLPOP a b 1.5", seconds(1.5)),
-            ("brpop a 0", None),
+            ("brpop a 0", Duration::MAX),
             ("BLMOVE a b LEFT RIGHT 3", seconds(3.0)),
             ("BRPOPLPUSH a b 3", seconds(3.0)),
             ("BZPOPMIN 7 2", seconds(2.0)),
             ("BLMPOP 0.25 1 a LEFT", seconds(0.25)),
-            ("BZMPOP 0 1 a MIN", None),
+            ("BZMPOP 0 1 a MIN", Duration::MAX),
             ("XREAD COUNT 1 BLOCK 1500 STREAMS s 0", seconds(1.5)),
-            ("XREADGROUP GROUP g c BLOCK 0 STREAMS s >", None),
+            ("XREADGROUP GROUP g c BLOCK 0 STREAMS s >", Duration::MAX),
             // The server rejects these at once.
             ("BLPOP a never", seconds(0.0)),
             ("BLPOP a -1", seconds(0.0)),

@@ -60,13 +60,30 @@ impl TaskRunner {
         }
     }
 
-    /// Runs tasks until all have ended.
+    /// Runs tasks until all have ended. It is cancellation safe.
     pub(crate) async fn finish(&mut self) {
-        self.start_submitted();
-        while let Some(ended) = self.running.join_next().await {
-            log_panic(ended);
+        loop {
             self.start_submitted();
+            tokio::select! {
+                () = self.shared.added.notified() => {}
+                ended = self.running.join_next() => match ended {
+                    Some(ended) => log_panic(ended),
+                    None => return,
+                },
+            }
         }
+    }
+
+    /// Aborts all tasks, and returns when they have been dropped. No other task is started.
+    pub(crate) async fn abort(&mut self) {
+        self.reject();
+        self.running.shutdown().await;
+    }
+
+    fn reject(&self) {
+        // Dropped outside of the critical section: a task may hold a handle that starts another one when it is dropped.
+        let submitted = lock(&self.shared.submitted).take();
+        drop(submitted);
     }
 
     fn start_submitted(&mut self) {
@@ -79,9 +96,7 @@ impl TaskRunner {
 
 impl Drop for TaskRunner {
     fn drop(&mut self) {
-        // Dropped outside of the critical section: a task may hold a handle that starts another one when it is dropped.
-        let submitted = lock(&self.shared.submitted).take();
-        drop(submitted);
+        self.reject();
     }
 }
 

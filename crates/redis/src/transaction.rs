@@ -12,7 +12,6 @@ use crate::client::Client;
 use crate::command::CommandError;
 use crate::connection::{ConnectionShared, PipelineReplies, after};
 use crate::error::{ConversionError, ErrorCode, ServerError};
-use crate::observe::observed;
 use crate::pipeline::{Append, Pipeline, ReplyTypes};
 use crate::request::Request;
 use crate::resp::{Value, encode_command};
@@ -47,16 +46,18 @@ pub struct Transaction<S> {
 #[non_exhaustive]
 pub enum TransactionError {
     /// The server refused a command when it was queued, so it executed none.
-    #[error("the server refused a command of the transaction and executed none{}", FirstRefused(refused))]
+    #[error("the server executed no command of the transaction: {reason}{}", FirstRefused(refused))]
     Aborted {
-        /// The commands that it refused, by their position from 0, and why.
+        /// The reply of the server to `EXEC`.
+        reason: ServerError,
+        /// The commands that it refused, by their position from 0, and why. None if it refused `EXEC` itself.
         refused: Vec<(usize, ServerError)>,
     },
     /// A watched key was changed by another client, so the server executed none. Try again with the new value.
     #[error("a watched key was changed, so the server executed no command of the transaction; read it and try again")]
     Changed,
     /// The server refused `MULTI` and executed the commands one by one. It can only happen if the permissions of the user change while
-    /// the client runs, because the client checks them before its first transaction.
+    /// the connection is open, because the client checks them before the first transaction on it.
     #[error("the server refused MULTI, so it executed the commands one by one: {0}")]
     NotAtomic(#[source] ServerError),
     /// The transaction was not sent, or has no reply. [`Error::outcome`] says whether the server may have executed it.
@@ -69,9 +70,12 @@ impl TransactionError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Changed => true,
-            Self::Aborted { refused } => {
-                !refused.is_empty() && refused.iter().all(|(_, error)| error.code.is_temporary())
-            }
+            Self::Aborted { reason, refused } => match &refused[..] {
+                // `EXECABORT Transaction discarded because of: ` and the error of `EXEC`.
+                [] => (reason.message.split_once("because of: "))
+                    .is_some_and(|(_, error)| ServerError::parse(error.as_bytes()).code.is_temporary()),
+                refused => refused.iter().all(|(_, error)| error.code.is_temporary()),
+            },
             Self::NotAtomic(_) => false,
             Self::Request(error) => error.is_retryable(),
         }
@@ -90,7 +94,7 @@ struct FirstRefused<'a>(&'a [(usize, ServerError)]);
 impl fmt::Display for FirstRefused<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.0.first() {
-            Some((position, error)) => write!(f, ": command {} failed with {error}", position + 1),
+            Some((position, error)) => write!(f, "; it refused command {} with {error}", position + 1),
             None => Ok(()),
         }
     }
@@ -183,12 +187,7 @@ impl<S: ReplyTypes> Transaction<S> {
         }
         let mut bytes = self.commands.into_bytes();
         encode_command(&["EXEC"], &mut bytes);
-        let call = connection.call_all(&bytes, len + 2, timeout);
-        let replies = if connection.options.is_observed() {
-            observed(&connection.options, &bytes, len + 2, call).await?
-        } else {
-            call.await?
-        };
+        let replies = connection.call_all(&bytes, len + 2, timeout).await?;
         read(replies, len).map(|values| {
             let mut values = values.into_iter();
             S::read(len, || values.next().ok_or_else(unanswered))
@@ -204,16 +203,18 @@ fn read(PipelineReplies { values, error }: PipelineReplies, len: usize) -> Resul
     let mut values = values.into_iter();
     let multi = values.next().ok_or_else(unanswered)?;
     if let Some(text) = multi.as_error() {
-        return Err(TransactionError::NotAtomic(ServerError::parse(text)));
+        let error = ServerError::parse(text);
+        let is_executed = values.take(len).any(|reply| reply.as_error().is_none());
+        return Err(if is_executed { TransactionError::NotAtomic(error) } else { Error::Server(error).into() });
     }
-    let refused = (values.by_ref().take(len).enumerate())
+    let refused: Vec<_> = (values.by_ref().take(len).enumerate())
         .filter_map(|(position, reply)| Some((position, ServerError::parse(reply.as_error()?))))
         .collect();
     match values.next().ok_or_else(unanswered)?.into_bare() {
         Value::Array(replies) if replies.len() == len => Ok(replies),
         Value::Null => Err(TransactionError::Changed),
         other => match other.as_error().map(|text| ServerError::parse(text)) {
-            Some(error) if error.code == ErrorCode::ExecAbort => Err(TransactionError::Aborted { refused }),
+            Some(reason) if reason.code == ErrorCode::ExecAbort => Err(TransactionError::Aborted { reason, refused }),
             Some(error) => Err(Error::Server(error).into()),
             None => {
                 Err(Error::Conversion(ConversionError::new("a reply for each command of a transaction", &other)).into())
@@ -235,8 +236,8 @@ fn multi() -> Vec<u8> {
 impl Client {
     /// Sends a transaction and returns a result for each of its commands.
     ///
-    /// It is one submission on the shared connection. Before its first transaction, the client checks that the user may use `MULTI`:
-    /// otherwise the server would execute the commands one by one.
+    /// It is one submission on the shared connection. Before the first transaction on a connection, the client checks that the user may
+    /// use `MULTI`: otherwise the server would execute the commands one by one.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
 //! Optimistic concurrency: a transaction that is executed only if the keys that it depends on have not changed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -42,9 +43,11 @@ impl WatchOptions {
 }
 
 /// An exclusive connection with watched keys, for reading them. Made by [`Client::watch`].
-#[derive(Debug)]
+///
+/// Clones share the connection. It is kept until the last one is dropped.
+#[derive(Debug, Clone)]
 pub struct WatchedConnection {
-    lease: Lease,
+    lease: Arc<Lease>,
     timeout: Duration,
 }
 
@@ -61,17 +64,16 @@ impl Client {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let redis = tidewire_testkit::RedisServer::start();
     /// # let client = Client::start(Options::default().address(redis.addr()));
-    /// client.send(commands::set("tide", "low")).await?;
+    /// client.set("tide", "low").await?;
     /// // Appends to the value, unless another client changes it meanwhile.
     /// let (set,) = client
-    ///     .watch(["tide"], WatchOptions::default(), async |watched| {
+    ///     .watch(["tide"], WatchOptions::default(), |watched| async move {
     ///         let tide: String = watched.send(commands::get("tide").returning()).await?;
     ///         Ok::<_, TransactionError>(Transaction::new().then(commands::set("tide", format!("{tide} water"))))
     ///     })
     ///     .await?;
     /// set?;
-    /// let tide: String = client.send(commands::get("tide").returning()).await?;
-    /// assert_eq!(tide, "low water");
+    /// assert_eq!(client.get::<String>("tide").await?, "low water");
     /// # Ok(())
     /// # }
     /// ```
@@ -83,22 +85,23 @@ impl Client {
     /// # Cancellation
     ///
     /// Dropping the future closes the exclusive connection. The transaction may have been executed.
-    pub async fn watch<S, E>(
+    pub async fn watch<S, E, F>(
         &self,
         keys: impl IntoIterator<Item: ToArgument>,
         options: WatchOptions,
-        mut body: impl AsyncFnMut(&WatchedConnection) -> Result<Transaction<S>, E>,
+        mut body: impl FnMut(WatchedConnection) -> F,
     ) -> Result<S::Results, E>
     where
         S: ReplyTypes,
         E: From<TransactionError>,
+        F: Future<Output = Result<Transaction<S>, E>>,
     {
         let watch = Command::new("WATCH").args(keys);
-        let mut watched = WatchedConnection::open(self).await?;
+        let watched = WatchedConnection::open(self).await?;
         let mut attempt = 1;
         loop {
             watched.watch(&watch).await?;
-            let transaction = match body(&watched).await {
+            let transaction = match body(watched.clone()).await {
                 Ok(transaction) => transaction,
                 Err(error) => {
                     watched.unwatch().await;
@@ -109,7 +112,7 @@ impl Client {
                 Err(TransactionError::Changed) if attempt < options.max_attempts => {}
                 ended => return Ok(ended?),
             }
-            let longest = MIN_RETRY_DELAY.saturating_mul(1 << attempt.min(20)).min(MAX_RETRY_DELAY);
+            let longest = MIN_RETRY_DELAY.saturating_mul(1 << (attempt - 1).min(20)).min(MAX_RETRY_DELAY);
             sleep(longest.mul_f64(fastrand::f64())).await;
             attempt += 1;
         }
@@ -118,8 +121,9 @@ impl Client {
 
 impl WatchedConnection {
     async fn open(client: &Client) -> Result<Self, TransactionError> {
+        client.shared.check_multi(client.timeout).await?;
         let lease = client.shared.exclusive.lease(&client.shared, after(client.timeout)).await?;
-        Ok(Self { lease, timeout: client.timeout })
+        Ok(Self { lease: Arc::new(lease), timeout: client.timeout })
     }
 
     /// Sends a request and returns its reply.
@@ -143,28 +147,31 @@ impl WatchedConnection {
         Ok(pipeline.execute(self.lease.connection(), self.timeout).await)
     }
 
-    async fn watch(&mut self, watch: &Command) -> Result<(), TransactionError> {
+    async fn watch(&self, watch: &Command) -> Result<(), TransactionError> {
         watch.check_encoding()?;
         // The next caller must not find watched keys, even if this one goes away before the reply.
-        self.lease.set_has_state(true);
+        self.lease.taint();
         read_reply::<Ignore>(self.lease.connection().call(watch.as_bytes(), self.timeout).await?)?;
         Ok(())
     }
 
     /// If it fails, the connection is closed.
-    async fn unwatch(&mut self) {
+    async fn unwatch(&self) {
         let replied = self.lease.connection().call(Command::new("UNWATCH").as_bytes(), self.timeout).await;
-        self.lease.set_has_state(!matches!(replied.map(read_reply::<Ignore>), Ok(Ok(_))));
+        if replied.and_then(read_reply::<Ignore>).is_ok() {
+            self.lease.clear_taint();
+        }
     }
 
-    async fn execute<S: ReplyTypes>(&mut self, transaction: Transaction<S>) -> Result<S::Results, TransactionError> {
-        if transaction.is_empty() {
-            self.unwatch().await;
-        }
+    async fn execute<S: ReplyTypes>(&self, transaction: Transaction<S>) -> Result<S::Results, TransactionError> {
+        let is_executed = !transaction.is_empty() && transaction.check().is_ok();
         let executed = transaction.execute(self.lease.connection(), self.timeout).await;
-        // `EXEC` forgets the watched keys, whatever its reply.
-        let has_ended = matches!(&executed, Ok(_) | Err(TransactionError::Changed | TransactionError::Aborted { .. }));
-        self.lease.set_has_state(!has_ended);
+        if !is_executed {
+            self.unwatch().await;
+        } else if matches!(&executed, Ok(_) | Err(TransactionError::Changed | TransactionError::Aborted { .. })) {
+            // `EXEC` forgets the watched keys, whatever its reply.
+            self.lease.clear_taint();
+        }
         executed
     }
 }

@@ -1,4 +1,5 @@
-//! Commands that block until there is an element or an entry, or until their timeout. Zero means that there is no timeout.
+//! Commands that block until there is an element or an entry, or until their timeout. Zero and `Duration::MAX` mean that there is no
+//! timeout.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use bytes::Bytes;
 
 use super::list::ListEnd;
 use super::milliseconds;
-use super::sorted_set::ScoreEnd;
+use super::sorted_set::{ScoreEnd, ScoredMembers};
 use super::stream::{StreamStart, Streams};
 use crate::command::{Command, ToArgument};
 use crate::request::Request;
@@ -63,7 +64,7 @@ pub fn bzmpop(
     end: ScoreEnd,
     count: u64,
     timeout: Duration,
-) -> Request<Option<(Bytes, Vec<(Bytes, f64)>)>> {
+) -> Request<Option<(Bytes, ScoredMembers)>> {
     Command::new("BZMPOP").arg(seconds(timeout)).counted(keys).arg(end.word()).arg("COUNT").arg(count).returning()
 }
 
@@ -74,25 +75,33 @@ pub fn xread_blocking<K: ToArgument>(
     timeout: Duration,
 ) -> Request<Option<Streams>> {
     let (keys, starts): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
-    let command = Command::new("XREAD").option("COUNT", count).arg("BLOCK").arg(milliseconds(timeout));
+    let command = Command::new("XREAD").option("COUNT", count).arg("BLOCK").arg(block_milliseconds(timeout));
     command.arg("STREAMS").args(keys).args(starts).returning()
 }
 
 /// Blocks until this number of replicas have acknowledged the writes before it in its [`Pipeline`](crate::Pipeline), and returns how
 /// many have. It must be the last command of the pipeline.
 pub fn wait(replicas: u64, timeout: Duration) -> Request<u64> {
-    Command::new("WAIT").arg(replicas).arg(milliseconds(timeout)).returning()
+    Command::new("WAIT").arg(replicas).arg(block_milliseconds(timeout)).returning()
 }
 
 /// Blocks until the server itself, if `local`, and this number of replicas have written the writes before it in its
 /// [`Pipeline`](crate::Pipeline) to their append-only files, and returns how many have: 0 or 1, and the number of replicas. It must
 /// be the last command of the pipeline. Since Redis 7.2.
 pub fn waitaof(local: bool, replicas: u64, timeout: Duration) -> Request<(u64, u64)> {
-    Command::new("WAITAOF").arg(u8::from(local)).arg(replicas).arg(milliseconds(timeout)).returning()
+    Command::new("WAITAOF").arg(u8::from(local)).arg(replicas).arg(block_milliseconds(timeout)).returning()
 }
 
-/// Returns a timeout in seconds, rounded up to milliseconds, so that a short one is not zero.
-#[expect(clippy::cast_precision_loss, reason = "a timeout of 285 000 years may be off by a millisecond")]
+/// Longer timeouts are sent as zero: servers reject those that overflow their clock.
+const MAX_TIMEOUT: Duration = Duration::from_hours(24 * 365 * 100);
+
+/// Returns a timeout in milliseconds, rounded up, so that a short one is not zero.
+pub(super) fn block_milliseconds(timeout: Duration) -> u128 {
+    if timeout > MAX_TIMEOUT { 0 } else { milliseconds(timeout) }
+}
+
+/// Returns a timeout in seconds, rounded up to milliseconds.
+#[expect(clippy::cast_precision_loss, reason = "a hundred years are exact")]
 fn seconds(timeout: Duration) -> f64 {
-    milliseconds(timeout) as f64 / 1000.0
+    block_milliseconds(timeout) as f64 / 1000.0
 }

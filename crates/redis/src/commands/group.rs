@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::blocking::block_milliseconds;
 use super::milliseconds;
 use super::stream::{StreamEntry, StreamId, StreamStart, Streams};
 use crate::command::{Command, ToArgument};
@@ -178,7 +179,7 @@ pub fn xreadgroup<K: ToArgument>(
         .arg(group)
         .arg(consumer)
         .option("COUNT", options.count)
-        .option("BLOCK", options.block.map(milliseconds))
+        .option("BLOCK", options.block.map(block_milliseconds))
         .flag("NOACK", options.no_ack)
         .arg("STREAMS")
         .args(keys)

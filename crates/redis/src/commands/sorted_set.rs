@@ -31,6 +31,9 @@ pub enum ScoreChange {
     Smaller,
 }
 
+/// Members and their scores.
+pub type ScoredMembers = Vec<(Bytes, f64)>;
+
 /// The members that are removed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScoreEnd {
@@ -174,12 +177,12 @@ pub fn zrevrank(key: impl ToArgument, member: impl ToArgument) -> Request<Option
 }
 
 /// Returns the members with ranks from `start` to `stop`, both inclusive, and their scores. Negative ranks count from the end.
-pub fn zrange(key: impl ToArgument, start: i64, stop: i64) -> Request<Vec<(Bytes, f64)>> {
+pub fn zrange(key: impl ToArgument, start: i64, stop: i64) -> Request<ScoredMembers> {
     Command::new("ZRANGE").arg(key).arg(start).arg(stop).arg("WITHSCORES").returning()
 }
 
 /// Returns the members with ranks from `start` to `stop` by descending score, both inclusive, and their scores.
-pub fn zrevrange(key: impl ToArgument, start: i64, stop: i64) -> Request<Vec<(Bytes, f64)>> {
+pub fn zrevrange(key: impl ToArgument, start: i64, stop: i64) -> Request<ScoredMembers> {
     Command::new("ZREVRANGE").arg(key).arg(start).arg(stop).arg("WITHSCORES").returning()
 }
 
@@ -189,7 +192,7 @@ pub fn zrangebyscore(
     min: impl Into<ScoreBound>,
     max: impl Into<ScoreBound>,
     limit: Option<Limit>,
-) -> Request<Vec<(Bytes, f64)>> {
+) -> Request<ScoredMembers> {
     limited(Command::new("ZRANGEBYSCORE").arg(key).arg(min.into()).arg(max.into()), limit)
 }
 
@@ -199,11 +202,11 @@ pub fn zrevrangebyscore(
     max: impl Into<ScoreBound>,
     min: impl Into<ScoreBound>,
     limit: Option<Limit>,
-) -> Request<Vec<(Bytes, f64)>> {
+) -> Request<ScoredMembers> {
     limited(Command::new("ZREVRANGEBYSCORE").arg(key).arg(max.into()).arg(min.into()), limit)
 }
 
-fn limited(command: Command, limit: Option<Limit>) -> Request<Vec<(Bytes, f64)>> {
+fn limited(command: Command, limit: Option<Limit>) -> Request<ScoredMembers> {
     let command = command.arg("WITHSCORES");
     match limit {
         Some(limit) => command.arg("LIMIT").arg(limit.offset).arg(limit.count),
@@ -223,12 +226,12 @@ pub fn zremrangebyscore(key: impl ToArgument, min: impl Into<ScoreBound>, max: i
 }
 
 /// Removes and returns the members with the smallest scores.
-pub fn zpopmin(key: impl ToArgument, count: u64) -> Request<Vec<(Bytes, f64)>> {
+pub fn zpopmin(key: impl ToArgument, count: u64) -> Request<ScoredMembers> {
     Command::new("ZPOPMIN").arg(key).arg(count).returning()
 }
 
 /// Removes and returns the members with the largest scores.
-pub fn zpopmax(key: impl ToArgument, count: u64) -> Request<Vec<(Bytes, f64)>> {
+pub fn zpopmax(key: impl ToArgument, count: u64) -> Request<ScoredMembers> {
     Command::new("ZPOPMAX").arg(key).arg(count).returning()
 }
 

@@ -9,12 +9,27 @@ use super::clock::later;
 use super::queue::SubmitRejection;
 use super::request::{PendingRequest, PipelineReplies, ReplySender};
 use super::shared::ConnectionShared;
+use crate::observe::observed;
 use crate::{Error, RequestOutcome, Value, WhenFull};
 
 impl ConnectionShared {
     /// Sends an encoded command and returns its reply.
     pub(crate) async fn call(&self, command: &[u8], timeout: Duration) -> Result<Value, Error> {
-        self.exchange(command, 1, timeout, ReplySender::one()).await?
+        let exchange = self.exchange(command, 1, timeout, ReplySender::one());
+        if self.options.is_observed() {
+            observed(&self.options, command, 1, async { exchange.await? }).await
+        } else {
+            exchange.await?
+        }
+    }
+
+    /// Sends an encoded command of the client itself and returns its reply. It needs no permit, and is accepted while the connection
+    /// closes if there is a [`Hold`](super::Hold). The future must not be dropped before the deadline if the command may do harm later.
+    pub(crate) async fn call_own(&self, command: &[u8], deadline: Instant) -> Result<Value, Error> {
+        let (reply, receiver) = ReplySender::one();
+        let request = PendingRequest::own(command.len(), Instant::now(), deadline, Some(reply));
+        self.queue.submit_own(command, request)?;
+        receiver.await.unwrap_or(Err(Error::Closed { outcome: RequestOutcome::MaybeExecuted }))
     }
 
     /// Sends this number of encoded commands together and returns their replies, or those before the connection was lost.
@@ -24,7 +39,8 @@ impl ConnectionShared {
         len: usize,
         timeout: Duration,
     ) -> Result<PipelineReplies, Error> {
-        self.exchange(commands, len, timeout, ReplySender::pipeline(len)).await
+        let exchange = self.exchange(commands, len, timeout, ReplySender::pipeline(len));
+        if self.options.is_observed() { observed(&self.options, commands, len, exchange).await } else { exchange.await }
     }
 
     async fn exchange<T>(

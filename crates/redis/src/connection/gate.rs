@@ -53,7 +53,10 @@ enum GateState {
     Open,
     /// There is no connection, for this reason.
     Failed(Error),
+    /// Callers are rejected. The connection may still send requests of the client itself.
     Closed,
+    /// The connection has ended.
+    Ended,
 }
 
 impl Gate {
@@ -75,8 +78,18 @@ impl Gate {
         match &self.state {
             GateState::Open => Ok(()),
             GateState::Failed(error) => Err(error.clone()),
-            GateState::Closed => Err(Error::Closed { outcome: RequestOutcome::NeverSent }),
+            GateState::Closed | GateState::Ended => Err(Error::Closed { outcome: RequestOutcome::NeverSent }),
         }
+    }
+
+    /// Returns an error if no request of the client itself is accepted now.
+    pub(super) fn check_own(&self) -> Result<(), Error> {
+        if let GateState::Closed = self.state { Ok(()) } else { self.check() }
+    }
+
+    /// Rejects all requests, for good.
+    pub(super) fn end(&mut self) {
+        self.state = GateState::Ended;
     }
 
     /// Takes a permit, if the budget allows it. A request larger than the whole budget gets all of it.
@@ -117,21 +130,23 @@ impl Gate {
 
     /// Accepts requests again, unless the gate is closed.
     pub(super) fn open(&mut self) {
-        if !matches!(self.state, GateState::Closed) {
+        if !matches!(self.state, GateState::Closed | GateState::Ended) {
             self.state = GateState::Open;
         }
     }
 
     /// Rejects requests with this error, unless the gate is closed.
     pub(super) fn fail(&mut self, error: Error) {
-        if !matches!(self.state, GateState::Closed) {
+        if !matches!(self.state, GateState::Closed | GateState::Ended) {
             self.state = GateState::Failed(error);
         }
     }
 
     /// Rejects all further requests.
     pub(super) fn close(&mut self) {
-        self.state = GateState::Closed;
+        if !matches!(self.state, GateState::Ended) {
+            self.state = GateState::Closed;
+        }
     }
 
     /// Counts a caller that has gone away before its request has ended.

@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep_until};
 pub(crate) use self::clock::{after, later};
 pub(crate) use self::request::{PipelineReplies, ReplySender};
 use self::serving::{Serving, ServingEnd};
-pub(crate) use self::shared::ConnectionShared;
+pub(crate) use self::shared::{ConnectionShared, Hold};
 pub use self::status::{ConnectionState, States, Status};
 use self::transport::{ConnectError, Established};
 use crate::{ConnectionError, Error, RequestOutcome, RequestPhase, WhileDown};
@@ -140,7 +140,7 @@ impl Actor {
 
     fn log(&self, failure: &ConnectionError, is_final: bool) {
         let (address, error) = (&self.shared.options.address, failure as &dyn std::error::Error);
-        if is_final {
+        if is_final && !self.shared.is_exclusive {
             tracing::warn!(?address, error, "connection to Redis failed, client closed");
         } else {
             tracing::debug!(?address, error, "connection to Redis failed");
@@ -205,7 +205,7 @@ impl Actor {
 impl Drop for Actor {
     fn drop(&mut self) {
         self.shared.queue.close(Instant::now());
-        for request in self.shared.queue.take().requests {
+        for request in self.shared.queue.end().requests {
             self.shared.fail(request, Error::Closed { outcome: RequestOutcome::NeverSent });
         }
         self.shared.status.update(|status| {

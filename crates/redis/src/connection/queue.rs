@@ -32,6 +32,8 @@ struct QueueState {
     earliest_deadline: Option<Instant>,
     /// When the connection must have ended, if it is closing.
     closing: Option<Instant>,
+    /// The number of [`Hold`](super::shared::Hold)s.
+    holds: usize,
     actor: Option<Waker>,
 }
 
@@ -51,6 +53,8 @@ pub(super) struct Signals {
     pub(super) should_reclaim: bool,
     /// When the connection must have ended, if it is closing.
     pub(super) closing: Option<Instant>,
+    /// Whether a closing connection must stay open until then, because the client itself may need it.
+    pub(super) is_held: bool,
 }
 
 /// Statistics of the queue.
@@ -66,6 +70,7 @@ impl Queue {
             pending: Batch::default(),
             earliest_deadline: None,
             closing: None,
+            holds: 0,
             actor: None,
         };
         Self { state: Mutex::new(state), waiters: Waiters::new() }
@@ -99,6 +104,26 @@ impl Queue {
         }
     }
 
+    /// Queues a request of the client itself, without a permit. It is accepted while the connection closes.
+    pub(super) fn submit_own(&self, bytes: &[u8], request: PendingRequest) -> Result<(), Error> {
+        let state = self.lock();
+        state.gate.check_own()?;
+        append(state, bytes, request);
+        Ok(())
+    }
+
+    /// Keeps the connection open while it is closing, until its deadline or until [`unhold`](Self::unhold).
+    pub(super) fn hold(&self) {
+        self.lock().holds += 1;
+    }
+
+    pub(super) fn unhold(&self) {
+        let mut state = self.lock();
+        state.holds -= 1;
+        let is_awaited = state.holds == 0 && state.closing.is_some();
+        wake_if(state, is_awaited);
+    }
+
     /// Counts a waiting caller until the guard is dropped.
     fn add_waiter(&self) -> impl Drop {
         struct WaiterGuard<'a>(&'a Queue);
@@ -130,6 +155,7 @@ impl Queue {
             earliest_deadline: state.earliest_deadline,
             should_reclaim: state.gate.should_reclaim(),
             closing: state.closing,
+            is_held: state.holds > 0,
         }
     }
 
@@ -215,6 +241,18 @@ impl Queue {
         self.waiters.notify();
     }
 
+    /// Rejects all requests. Returns the pending ones.
+    pub(super) fn end(&self) -> Batch {
+        self.lock().gate.end();
+        self.waiters.notify();
+        self.take()
+    }
+
+    /// Whether requests of callers are accepted now.
+    pub(crate) fn is_accepting(&self) -> bool {
+        self.lock().gate.check().is_ok()
+    }
+
     pub(super) fn is_closing(&self) -> bool {
         self.closing().is_some()
     }
@@ -243,11 +281,16 @@ fn push(
         return Err(SubmitRejection::Full(request));
     };
     request.permit = permit;
+    append(state, bytes, request);
+    Ok(())
+}
+
+/// Queues a request that has its permit.
+fn append(mut state: MutexGuard<'_, QueueState>, bytes: &[u8], request: PendingRequest) {
     let deadline = request.deadline;
     state.earliest_deadline = Some(state.earliest_deadline.map_or(deadline, |earliest| earliest.min(deadline)));
     state.pending.push(request, bytes);
     wake_if(state, true);
-    Ok(())
 }
 
 /// Unlocks, and wakes the actor if `should_wake` and if it waits.

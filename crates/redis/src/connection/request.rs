@@ -50,12 +50,13 @@ impl PendingRequest {
         Self { len, replies_left: commands, permit, submitted, deadline, reply: Some(reply) }
     }
 
-    /// A request of the connection itself, with no caller and no permit. Its reply is dropped.
-    pub(super) fn probe(len: usize, now: Instant, deadline: Instant) -> Self {
-        Self { len, replies_left: 1, permit: Permit::default(), submitted: now, deadline, reply: None }
+    /// A request of the client itself, with one command and no permit. Without a sender its reply is dropped.
+    pub(super) fn own(len: usize, submitted: Instant, deadline: Instant, reply: Option<ReplySender>) -> Self {
+        Self { len, replies_left: 1, permit: Permit::default(), submitted, deadline, reply }
     }
 
-    pub(super) fn is_probe(&self) -> bool {
+    /// Whether it is a request of the client itself.
+    pub(super) fn is_own(&self) -> bool {
         self.permit == Permit::default()
     }
 

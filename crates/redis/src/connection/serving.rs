@@ -50,6 +50,7 @@ pub(super) enum ServingEnd {
 }
 
 /// An open connection.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct Serving {
     stream: Stream,
     shared: Arc<ConnectionShared>,
@@ -72,6 +73,8 @@ pub(super) struct Serving {
     probe_deadline: Option<Instant>,
     /// When the connection must have ended, if it is closing.
     closing: Option<Instant>,
+    /// Whether the connection stays open until then.
+    is_held: bool,
     /// Whether several tasks use the connection at the same time.
     is_busy: bool,
     /// Whether the actor has yielded since it last took requests.
@@ -114,6 +117,7 @@ impl Serving {
             timer: None,
             probe_deadline: None,
             closing: None,
+            is_held: false,
             is_busy: false,
             has_yielded: false,
             stats,
@@ -180,7 +184,7 @@ impl Serving {
                 self.write(context)?;
                 self.take_pending(context);
                 self.write(context)?;
-                if self.closing.is_some() && self.in_flight.is_empty() && self.output.is_empty() {
+                if self.closing.is_some() && !self.is_held && self.in_flight.is_empty() && self.output.is_empty() {
                     return Poll::Ready(Ok(()));
                 }
             }
@@ -202,6 +206,7 @@ impl Serving {
     fn take_pending(&mut self, context: &Context<'_>) {
         let takes_more = self.output.unwritten().len() < MAX_UNWRITTEN_BYTES;
         let signals = self.shared.queue.poll_take(takes_more.then_some(&mut self.taken), context);
+        self.is_held = signals.is_held;
         if let Some(deadline) = signals.closing {
             if self.closing.is_none() {
                 self.shared.status.set_state(ConnectionState::Closing);
@@ -305,7 +310,7 @@ impl Serving {
         let (written, now) = (self.output.written(), Instant::now());
         let (first, mut latencies) = (self.in_flight.len() - self.unwritten, LatencyGroup::default());
         for sent in self.in_flight.range_mut(first..).take_while(|sent| sent.end() <= written) {
-            if !sent.request.is_probe() {
+            if !sent.request.is_own() {
                 self.stats.requests += 1;
                 latencies.add(sent.since, now, &mut self.stats.write_latency);
             }
@@ -358,7 +363,7 @@ impl Serving {
         let (mut released, mut latencies, now) = (Permit::default(), LatencyGroup::default(), Instant::now());
         let decoded = self.decode(limit, |sent, stats| {
             released.add(sent.request.permit);
-            if !sent.request.is_probe() {
+            if !sent.request.is_own() {
                 latencies.add(sent.since, now, &mut stats.reply_latency);
             }
         });
@@ -485,6 +490,6 @@ impl Drop for Serving {
 fn probe(now: Instant) -> Batch {
     let mut batch = Batch::default();
     encode_command(&["PING"], &mut batch.bytes);
-    batch.requests.push_back(PendingRequest::probe(batch.bytes.len(), now, later(now, Duration::MAX)));
+    batch.requests.push_back(PendingRequest::own(batch.bytes.len(), now, later(now, Duration::MAX), None));
     batch
 }

@@ -1,6 +1,7 @@
 //! The state that the callers of a connection share with its actor.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use tokio::time::timeout_at;
@@ -10,25 +11,39 @@ use super::queue::{Queue, Usage};
 use super::request::PendingRequest;
 use super::status::StatusSender;
 use crate::observe::{ClientStats, Counters};
-use crate::{ConnectionState, Error, Options, RequestPhase};
+use crate::{ConnectionState, Error, Options, RequestPhase, WhileDown};
 
 pub(crate) struct ConnectionShared {
     pub(crate) options: Options,
     pub(crate) status: StatusSender,
     pub(crate) queue: Queue,
     pub(crate) counters: Counters,
+    /// Whether it is an exclusive connection of a client, which is not replaced.
+    pub(super) is_exclusive: bool,
     /// The ID of the open connection on the server, or 0 if it is unknown.
     client_id: AtomicI64,
 }
 
 impl ConnectionShared {
-    pub(crate) fn new(options: Options) -> Self {
+    /// The connection that all tasks of a client share.
+    pub(crate) fn shared(options: Options) -> Self {
+        Self::new(options, Counters::default(), false)
+    }
+
+    /// An exclusive connection of the client with this shared one.
+    pub(crate) fn exclusive(shared: &Self) -> Self {
+        let options = shared.options.clone().reconnect(false).while_down(WhileDown::WaitForAttempt);
+        Self::new(options, Counters::of_another_connection(&shared.counters), true)
+    }
+
+    fn new(options: Options, counters: Counters, is_exclusive: bool) -> Self {
         let limit = Permit { commands: options.max_in_flight, bytes: options.max_in_flight_bytes };
         Self {
             options,
             status: StatusSender::new(),
             queue: Queue::new(limit),
-            counters: Counters::default(),
+            counters,
+            is_exclusive,
             client_id: AtomicI64::new(0),
         }
     }
@@ -42,9 +57,21 @@ impl ConnectionShared {
         Some(self.client_id.load(Relaxed)).filter(|id| *id != 0)
     }
 
-    /// Whether the connection is open.
+    /// Whether the connection is open and accepts requests.
     pub(crate) fn is_open(&self) -> bool {
-        self.status.state() == ConnectionState::Open
+        self.status.state() == ConnectionState::Open && self.queue.is_accepting()
+    }
+
+    /// Waits for the outcome of the first attempt to connect.
+    pub(crate) async fn attempted(&self) {
+        let is_pending = |state| matches!(state, ConnectionState::Init | ConnectionState::Connecting);
+        // Cannot fail, because `self` owns the sender.
+        let _ = self.status.subscribe().wait_for(|status| !is_pending(status.state)).await;
+    }
+
+    /// Whether there is a connection, which may be closing.
+    pub(crate) fn is_connected(&self) -> bool {
+        matches!(self.status.state(), ConnectionState::Open | ConnectionState::Closing)
     }
 
     /// Queues a request once there is a permit for it, or fails at its deadline.
@@ -75,6 +102,22 @@ impl ConnectionShared {
         let stats = self.counters.snapshot();
         let Usage { queued, in_flight } = self.queue.usage();
         ClientStats { queued, in_flight: in_flight.commands, in_flight_bytes: in_flight.bytes, ..stats }
+    }
+}
+
+/// Keeps a connection open that is closing, until its deadline: the client itself may send requests over it.
+pub(crate) struct Hold(Arc<ConnectionShared>);
+
+impl Hold {
+    pub(crate) fn new(connection: &Arc<ConnectionShared>) -> Self {
+        connection.queue.hold();
+        Self(Arc::clone(connection))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.queue.unhold();
     }
 }
 

@@ -114,6 +114,10 @@ impl StatusSender {
         self.newest.borrow().state
     }
 
+    pub(crate) fn generation(&self) -> u64 {
+        self.newest.borrow().generation
+    }
+
     pub(crate) fn subscribe(&self) -> watch::Receiver<Status> {
         self.newest.subscribe()
     }

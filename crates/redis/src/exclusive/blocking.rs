@@ -1,32 +1,34 @@
 //! Blocking commands.
 //!
-//! A blocking command has an exclusive connection until its reply has come. If its caller goes away or its deadline passes, the
-//! command may pop an element at the same moment. So the connection is not closed at once: `CLIENT UNBLOCK`, sent over the shared
-//! connection, ends the command, and its reply says whether it has popped an element. If there is one, it is counted and given to
-//! [`Options::unclaimed_hook`]. If there is no reply within [`Options::timeout`], the connection is closed, and the outcome is counted
-//! as unknown.
+//! A blocking command has an exclusive connection until its reply has come. If its caller goes away, its deadline passes or the client
+//! is closed, the command may pop an element at the same moment. So the connection is not closed: `CLIENT UNBLOCK`, sent over the
+//! shared connection, ends the command, and its reply says whether it has popped an element. An element that no caller waits for is
+//! counted and given to [`Options::unclaimed_hook`](crate::Options::unclaimed_hook).
+//!
+//! A `CLIENT UNBLOCK` must not end the command of the next caller on the connection. So the connection is not used again before the reply
+//! to each `CLIENT UNBLOCK` has come, and it is closed if one has none. The shared connection stays open for it while the client closes
+//! ([`Hold`]).
 
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::{Lease, UnclaimedReply};
-#[cfg(doc)]
-use crate::Options;
-use crate::connection::{ReplySender, after, later};
+use crate::connection::{Hold, ReplySender, after, later};
 use crate::observe::{command_name, traced};
 use crate::{Client, Command, Error, RequestOutcome, RequestPhase, Value};
 
 /// The delay before `CLIENT UNBLOCK` is repeated: the first one has no effect if it overtakes the command.
 const UNBLOCK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Sends a command that blocks for up to `block`, or without a limit, over an exclusive connection.
-pub(crate) async fn call(client: &Client, command: &Command, block: Option<Duration>) -> Result<Value, Error> {
+/// Sends a command that blocks for up to `block` over an exclusive connection.
+pub(crate) async fn call(client: &Client, command: &Command, block: Duration) -> Result<Value, Error> {
     let call = async {
-        let lease = client.shared.exclusive.lease(&client.shared, after(client.timeout)).await?;
-        let deadline = block.map_or(after(Duration::MAX), |block| later(after(block), client.timeout));
-        BlockingCall::start(lease, command.as_bytes())?.finish(deadline).await
+        let begin = Instant::now();
+        let limit = block.saturating_add(client.timeout);
+        let lease = client.shared.exclusive.lease(&client.shared, later(begin, client.timeout)).await?;
+        BlockingCall::start(lease, command.as_bytes())?.finish(later(begin, limit)).await
     };
     traced(client.options(), command.as_bytes(), 1, call).await
 }
@@ -41,37 +43,53 @@ impl BlockingCall {
         let rejected = lease.connection().submit(command, 1, Duration::MAX, reply)?;
         // Nothing else is in flight, and a request that is larger than the limit gets all of it.
         debug_assert!(rejected.is_none(), "an exclusive connection has a permit");
+        let hold = Hold::new(&lease.client().connection);
         let command = command_name(command).into();
-        Ok(Self(Some(Pending { lease, receiver, command, has_ended: false })))
+        Ok(Self(Some(Pending { lease, _hold: hold, receiver, command, has_ended: false })))
     }
 
-    /// Waits for the reply until the deadline.
+    /// Waits for the reply until the deadline, or until the client is closed.
     async fn finish(mut self, deadline: Instant) -> Result<Value, Error> {
-        let Some(pending) = &mut self.0 else { return Err(closed()) };
-        if let Ok(replied) = timeout_at(deadline, pending.reply()).await {
-            return replied;
+        let Some(pending) = &mut self.0 else { return Err(closed(RequestOutcome::MaybeExecuted)) };
+        let client = pending.lease.client().clone();
+        tokio::select! {
+            biased;
+            replied = pending.reply() => return replied,
+            () = client.exclusive.closed() => {
+                return match pending.end().await {
+                    Ok(Value::Null) => Err(closed(RequestOutcome::NeverSent)),
+                    replied => replied,
+                };
+            }
+            () = tokio::time::sleep_until(deadline) => {}
         }
-        let phase = if pending.lease.connection().is_open() {
+        let phase = if pending.lease.connection().is_connected() {
             RequestPhase::Waiting
         } else {
             // Whether the command was sent is certain once the connection has ended.
             pending.lease.connection().queue.close(Instant::now());
             match pending.reply().await {
                 Err(error) if error.outcome() == Some(RequestOutcome::NeverSent) => RequestPhase::Connecting,
-                Err(_) => RequestPhase::Waiting,
+                Err(error) => {
+                    pending.claim(Err(error));
+                    RequestPhase::Waiting
+                }
                 replied => return replied,
             }
         };
-        pending.lease.client().connection.counters.count_timeout(phase);
+        client.connection.counters.count_timeout(phase);
         Err(Error::TimedOut { phase })
     }
 }
 
 impl Drop for BlockingCall {
     fn drop(&mut self) {
-        if let Some(pending) = self.0.take_if(|pending| !pending.has_ended) {
+        if let Some(mut pending) = self.0.take_if(|pending| !pending.has_ended) {
             let tasks = pending.lease.client().tasks.clone();
-            tasks.spawn(pending.end());
+            tasks.spawn(async move {
+                let replied = pending.end().await;
+                pending.claim(replied);
+            });
         }
     }
 }
@@ -79,6 +97,7 @@ impl Drop for BlockingCall {
 /// A command that is queued or sent. If it is dropped before its reply has come, the outcome is counted as unknown.
 struct Pending {
     lease: Lease,
+    _hold: Hold,
     receiver: oneshot::Receiver<Result<Value, Error>>,
     command: Box<str>,
     has_ended: bool,
@@ -89,45 +108,49 @@ impl Pending {
     async fn reply(&mut self) -> Result<Value, Error> {
         let replied = (&mut self.receiver).await;
         self.has_ended = true;
-        replied.unwrap_or_else(|_| Err(closed()))
+        replied.unwrap_or_else(|_| Err(closed(RequestOutcome::MaybeExecuted)))
     }
 
-    /// Ends the command on the server, or its connection, and claims the reply.
-    async fn end(mut self) {
+    /// Ends the command on the server, or its connection if that is not possible, and returns the reply.
+    ///
+    /// The future can be dropped: the connection is closed then, unless another call has ended the command.
+    async fn end(&mut self) -> Result<Value, Error> {
         let client = self.lease.client().clone();
-        let timeout = client.connection.options.timeout;
-        if self.lease.connection().is_open() {
-            let deadline = after(timeout);
-            let unblock = self
-                .lease
-                .connection()
-                .client_id()
-                .map(|id| Command::new("CLIENT").arg("UNBLOCK").arg(id).as_bytes().to_vec());
-            let unblock = async {
-                if let Some(command) = unblock {
-                    // If it fails, the connection is closed at the deadline.
-                    while client.connection.call(&command, timeout).await.is_ok() {
-                        sleep(UNBLOCK_INTERVAL).await;
-                    }
+        let options = &client.connection.options;
+        let deadline = after(options.timeout.min(options.connect_timeout));
+        // While it connects, it is not certain whether the command will be sent.
+        let _ = timeout_at(deadline, self.lease.connection().attempted()).await;
+        if let Some(id) = self.lease.connection().client_id() {
+            let unblock = Command::new("CLIENT").arg("UNBLOCK").arg(id);
+            while Instant::now() < deadline {
+                // The reply may be here already.
+                if let Ok(replied) = timeout_at(Instant::now(), self.reply()).await {
+                    return replied;
                 }
-                sleep_until(deadline).await;
-            };
-            let ended = tokio::select! {
-                biased;
-                replied = self.reply() => Some(replied),
-                () = unblock => None,
-                () = sleep_until(deadline) => None,
-            };
-            if let Some(replied) = ended {
-                return self.claim(replied);
+                // Also if the future is dropped before the reply.
+                let was_tainted = self.lease.taint();
+                let unblocked = client.connection.call_own(unblock.as_bytes(), deadline).await;
+                let is_pending =
+                    matches!(&unblocked, Err(error) if error.outcome() == Some(RequestOutcome::MaybeExecuted));
+                if !is_pending && !was_tainted {
+                    self.lease.clear_taint();
+                }
+                // The user may not use it, or the client has ended.
+                if matches!(&unblocked, Ok(reply) if reply.as_error().is_some())
+                    || matches!(unblocked, Err(Error::Closed { .. }))
+                {
+                    break;
+                }
+                if let Ok(replied) = timeout_at(deadline.min(after(UNBLOCK_INTERVAL)), self.reply()).await {
+                    return replied;
+                }
             }
         }
         self.lease.connection().queue.close(Instant::now());
-        let replied = self.reply().await;
-        self.claim(replied);
+        self.reply().await
     }
 
-    /// Counts what the caller would have received, and gives an element to the hook.
+    /// Counts a reply that has no caller, and gives an element to the hook.
     fn claim(&self, replied: Result<Value, Error>) {
         let client = self.lease.client();
         // `XREAD` removes nothing.
@@ -137,15 +160,16 @@ impl Pending {
             Ok(reply) => {
                 client.exclusive.count(|stats| stats.unclaimed += 1);
                 let command = self.command.clone();
-                match &client.connection.options.unclaimed_hook {
-                    Some(hook) => hook.call(UnclaimedReply { command, reply }),
-                    None => tracing::warn!(%command, "an element that a cancelled command had popped was dropped"),
+                if let Some(hook) = &client.connection.options.unclaimed_hook {
+                    hook.call(UnclaimedReply { command, reply });
+                } else {
+                    tracing::warn!(%command, "the reply to a cancelled blocking command was dropped");
                 }
             }
             Err(error) if is_read || error.outcome() == Some(RequestOutcome::NeverSent) => {}
             Err(error) => {
                 client.exclusive.count(|stats| stats.unknown += 1);
-                tracing::warn!(command = %self.command, %error, "a cancelled command may have popped an element");
+                tracing::warn!(command = %self.command, %error, "a cancelled blocking command has no reply");
             }
         }
     }
@@ -155,12 +179,12 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if !self.has_ended {
             self.has_ended = true;
-            let replied = self.receiver.try_recv().unwrap_or_else(|_| Err(closed()));
+            let replied = self.receiver.try_recv().unwrap_or(Err(closed(RequestOutcome::MaybeExecuted)));
             self.claim(replied);
         }
     }
 }
 
-fn closed() -> Error {
-    Error::Closed { outcome: RequestOutcome::MaybeExecuted }
+fn closed(outcome: RequestOutcome) -> Error {
+    Error::Closed { outcome }
 }

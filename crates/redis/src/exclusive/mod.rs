@@ -9,9 +9,10 @@ pub(crate) mod blocking;
 mod unclaimed;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
 pub use self::unclaimed::{UnclaimedHook, UnclaimedReply};
@@ -19,13 +20,15 @@ use crate::client::ClientShared;
 use crate::connection::{Actor, ConnectionShared};
 use crate::observe::ExclusiveStats;
 use crate::sync::lock;
-use crate::{Error, Options, RequestOutcome, RequestPhase, WhileDown};
+use crate::{Error, Options, RequestOutcome, RequestPhase};
 
 /// The exclusive connections of a client.
 pub(crate) struct ExclusiveSet {
     state: Mutex<SetState>,
     /// A permit for each connection that may be in use.
     permits: Arc<Semaphore>,
+    /// Whether the client is closing.
+    is_closed: watch::Sender<bool>,
 }
 
 struct SetState {
@@ -42,8 +45,8 @@ struct SetState {
 pub(crate) struct Lease {
     client: Arc<ClientShared>,
     connection: Arc<ConnectionShared>,
-    /// Whether the connection has state, such as watched keys, that the next caller must not find.
-    has_state: bool,
+    /// Whether the next caller must not have the connection, for example because keys are watched.
+    is_tainted: AtomicBool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -52,24 +55,32 @@ impl ExclusiveSet {
         let state = SetState { idle: Vec::new(), all: Vec::new(), stats: ExclusiveStats::default(), closing: None };
         // With a limit of zero no command could be sent.
         let limit = options.max_exclusive.clamp(1, Semaphore::MAX_PERMITS);
-        Self { state: Mutex::new(state), permits: Arc::new(Semaphore::new(limit)) }
+        Self {
+            state: Mutex::new(state),
+            permits: Arc::new(Semaphore::new(limit)),
+            is_closed: watch::Sender::new(false),
+        }
     }
 
     /// Takes a connection that is open or being opened. Fails at the deadline, if all are in use.
     pub(crate) async fn lease(&self, client: &Arc<ClientShared>, deadline: Instant) -> Result<Lease, Error> {
         let closed = || Error::Closed { outcome: RequestOutcome::NeverSent };
+        let timed_out = || {
+            client.connection.counters.count_timeout(RequestPhase::Queued);
+            Error::TimedOut { phase: RequestPhase::Queued }
+        };
+        if deadline <= Instant::now() {
+            return Err(timed_out());
+        }
         let permit = match timeout_at(deadline, Arc::clone(&self.permits).acquire_owned()).await {
             Ok(permit) => permit.map_err(|_| closed())?,
-            Err(_) => {
-                client.connection.counters.count_timeout(RequestPhase::Queued);
-                return Err(Error::TimedOut { phase: RequestPhase::Queued });
-            }
+            Err(_) => return Err(timed_out()),
         };
         let connection = match self.take_idle() {
             Some(connection) => connection,
             None => self.open(client).ok_or_else(closed)?,
         };
-        Ok(Lease { client: Arc::clone(client), connection, has_state: false, _permit: permit })
+        Ok(Lease { client: Arc::clone(client), connection, is_tainted: AtomicBool::new(false), _permit: permit })
     }
 
     /// Takes the idle connection that was last used. Those that the server has closed meanwhile are dropped.
@@ -85,9 +96,7 @@ impl ExclusiveSet {
 
     /// Starts a connection. Returns `None` if the client is closed.
     fn open(&self, client: &ClientShared) -> Option<Arc<ConnectionShared>> {
-        let options =
-            client.connection.options.clone().reconnect(false).while_down(WhileDown::WaitForAttempt).trace(false);
-        let connection = Arc::new(ConnectionShared::new(options));
+        let connection = Arc::new(ConnectionShared::exclusive(&client.connection));
         let mut actor = Actor::new(Arc::clone(&connection));
         let mut state = lock(&self.state);
         if state.closing.is_some() {
@@ -112,6 +121,13 @@ impl ExclusiveSet {
         for connection in all {
             connection.queue.close(deadline);
         }
+        self.is_closed.send_replace(true);
+    }
+
+    /// Waits until the client is closing.
+    pub(crate) async fn closed(&self) {
+        // Cannot fail, because `self` owns the sender.
+        let _ = self.is_closed.subscribe().wait_for(|is_closed| *is_closed).await;
     }
 
     pub(crate) fn stats(&self) -> ExclusiveStats {
@@ -135,9 +151,15 @@ impl Lease {
         &self.client
     }
 
-    /// Sets whether the connection has state that the next caller must not find.
-    pub(crate) fn set_has_state(&mut self, has_state: bool) {
-        self.has_state = has_state;
+    /// Has the connection closed when the lease is dropped, unless [`clear_taint`](Self::clear_taint) is called. Returns whether it
+    /// was so already.
+    pub(crate) fn taint(&self) -> bool {
+        self.is_tainted.swap(true, Relaxed)
+    }
+
+    /// Allows the next caller to have the connection.
+    pub(crate) fn clear_taint(&self) {
+        self.is_tainted.store(false, Relaxed);
     }
 }
 
@@ -149,7 +171,7 @@ impl fmt::Debug for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let is_clean = !self.has_state && self.connection.queue.usage().in_flight.commands == 0;
+        let is_clean = !*self.is_tainted.get_mut() && self.connection.queue.usage().in_flight.commands == 0;
         let mut state = lock(&self.client.exclusive.state);
         if is_clean && state.closing.is_none() && self.connection.is_open() {
             state.idle.push(Arc::clone(&self.connection));

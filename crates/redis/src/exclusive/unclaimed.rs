@@ -21,7 +21,8 @@ pub struct UnclaimedReply {
 }
 
 impl UnclaimedHook {
-    /// Calls `hook` with each unclaimed reply, for example to push an element back to its list.
+    /// Calls `hook` with each unclaimed reply. It can send it to a task that pushes the element back to its list. It must not own a
+    /// [`Client`](crate::Client), which it would keep open.
     ///
     /// The hook is called on a background task of the client, or in a destructor if the client is closed. It must not block. A panic is
     /// logged.

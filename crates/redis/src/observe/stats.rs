@@ -1,5 +1,6 @@
 //! Statistics of a client.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,7 +13,8 @@ const BUCKETS: usize = 26;
 
 /// Statistics of a client. Returned by [`Client::stats`](crate::Client::stats).
 ///
-/// Counters never decrease. The connection publishes its counters when it waits for the socket, so under load they may lag
+/// Attempts to connect, lost connections, rejected requests and timeouts are counted for the shared connection and for the exclusive
+/// ones. The other figures are those of the shared connection. Counters never decrease. The connection publishes its counters when it waits for the socket, so under load they may lag
 /// slightly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -47,7 +49,7 @@ pub struct ClientStats {
     pub in_flight_bytes: usize,
     /// Requests in the queue now. A pipeline is one request.
     pub queued: usize,
-    /// The exclusive connections. All other figures are those of the shared connection.
+    /// The exclusive connections.
     pub exclusive: ExclusiveStats,
 }
 
@@ -62,17 +64,17 @@ pub struct ExclusiveStats {
     /// Connections that were started.
     pub opened: u64,
     /// Elements that blocking commands popped after their callers had gone away. Each was given to
-    /// [`Options::unclaimed_hook`](crate::Options::unclaimed_hook).
+    /// [`Options::unclaimed_hook`](crate::Options::unclaimed_hook), or dropped if there is none.
     pub unclaimed: u64,
-    /// Blocking commands whose callers had gone away and that may have popped an element: their connection was lost.
+    /// Blocking commands whose callers had gone away and that may have popped an element: there was no reply.
     pub unknown: u64,
 }
 
 /// The counters of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Rare events, which are counted directly. The counters of the connection are zero here.
-    rare: Mutex<ClientStats>,
+    /// Rare events of all connections of the client, which are counted directly. The counters of the connection are zero here.
+    rare: Arc<Mutex<ClientStats>>,
     /// The counters that the connection has published.
     connection: Mutex<ConnectionStats>,
 }
@@ -91,6 +93,11 @@ pub(crate) struct ConnectionStats {
 }
 
 impl Counters {
+    /// The counters of another connection of the same client.
+    pub(crate) fn of_another_connection(other: &Self) -> Self {
+        Self { rare: Arc::clone(&other.rare), connection: Mutex::default() }
+    }
+
     /// Counts a rare event.
     pub(crate) fn count(&self, add: impl FnOnce(&mut ClientStats)) {
         add(&mut lock(&self.rare));

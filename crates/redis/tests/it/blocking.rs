@@ -1,22 +1,24 @@
 //! Blocking commands, which have exclusive connections.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tidewire_redis::commands::{self, ListEnd, ScoreEnd, StreamStart, XaddOptions, XreadgroupOptions};
+use tidewire_redis::resp::{Decoder, Message};
 use tidewire_redis::{
-    Client, Command, ConnectionState, Error, Pipeline, RequestOutcome, RequestPhase, UnclaimedHook, UnclaimedReply,
-    Value,
+    Client, Command, ConnectionState, Error, FromValue, Pipeline, RequestOutcome, RequestPhase, UnclaimedHook,
+    UnclaimedReply, Value,
 };
-use tidewire_testkit::{FaultProxy, Faults, PATIENCE, RedisServer, wait_until_async};
-use tokio::sync::mpsc;
+use tidewire_testkit::{FaultProxy, PATIENCE, RedisServer, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
-use crate::servers::{Scripted, greeting, old_and_new, options};
+use crate::servers::{Scripted, greeting, options, resp2_and_resp3};
 
 const FOREVER: Duration = Duration::ZERO;
 
@@ -39,10 +41,10 @@ fn collecting(port: u16) -> (tidewire_redis::Options, Arc<Mutex<Vec<UnclaimedRep
 
 #[tokio::test]
 async fn typed_blocking_commands_return_elements() {
-    for (server, _) in old_and_new() {
+    for (server, _) in resp2_and_resp3() {
         let client = Client::start(options(server.port()));
         client.rpush("list", ["a", "b", "c", "d", "e"]).await.unwrap();
-        let wait = Duration::from_secs(60);
+        let wait = Duration::from_mins(1);
         let text = |text: &'static str| Bytes::from(text);
         let popped = client.send(commands::blpop(["none", "list"], wait)).await.unwrap();
         assert_eq!(popped, Some((text("list"), text("a"))));
@@ -178,15 +180,21 @@ async fn no_element_is_lost_when_calls_are_dropped_at_any_time() {
     let (options, unclaimed) = collecting(server.port());
     let client = Client::start(options);
     let (sender, mut received) = mpsc::channel(JOBS);
+    let stop = Arc::new(AtomicBool::new(false));
     let mut workers = JoinSet::new();
     for worker in 0..8 {
-        let (client, sender) = (client.clone(), sender.clone());
+        let (client, sender, stop) = (client.clone(), sender.clone(), Arc::clone(&stop));
         workers.spawn(async move {
-            loop {
+            while !stop.load(SeqCst) {
                 let patience = Duration::from_micros(fastrand::u64(0..3000) + worker);
                 let call = client.blpop::<Option<(String, String)>>(["queue"], FOREVER);
-                if let Ok(popped) = tokio::time::timeout(patience, call).await {
-                    sender.send(popped.unwrap().unwrap().1).await.unwrap();
+                match tokio::time::timeout(patience, call).await {
+                    Ok(Err(Error::Closed { .. })) if stop.load(SeqCst) => return,
+                    Ok(popped) => {
+                        let (_, job) = popped.unwrap().expect("a call without a limit returns an element");
+                        sender.send(job).await.unwrap();
+                    }
+                    Err(_) => {}
                 }
             }
         });
@@ -202,7 +210,10 @@ async fn no_element_is_lost_when_calls_are_dropped_at_any_time() {
         seen.len() + unclaimed.lock().unwrap().len() >= JOBS
     })
     .await;
-    workers.shutdown().await;
+    stop.store(true, SeqCst);
+    // Wakes those that wait without end.
+    client.close(PATIENCE).await;
+    workers.join_all().await;
     for reply in unclaimed.lock().unwrap().drain(..) {
         assert_eq!(&*reply.command, "BLPOP");
         let Value::Array(popped) = reply.reply else { panic!("{reply:?}") };
@@ -271,28 +282,231 @@ async fn lost_connection_ends_a_blocked_call_and_is_counted_if_it_was_dropped() 
     }
     wait_until_async("the outcome is counted", PATIENCE, async || hurried.stats().exclusive.unknown == 1).await;
     server.resume();
-    proxy.inject(Faults::default());
 }
 
 #[tokio::test]
-async fn close_ends_blocked_calls_after_the_grace_period() {
+async fn close_ends_blocked_calls_at_once() {
     let server = RedisServer::start();
-    let client = Client::start(options(server.port()).name("app"));
+    // Nothing but the close itself ends the wait.
+    let client = Client::start(options(server.port()).name("app").timeout(Duration::MAX));
     let call = tokio::spawn({
         let client = client.clone();
         async move { client.blpop::<Value>(["queue"], FOREVER).await }
     });
     blocked(&server, 1).await;
     assert!(server.cli(["CLIENT", "LIST"]).contains("name=app"));
-    client.close(Duration::from_millis(10)).await;
+    client.close(Duration::MAX).await;
     let error = call.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}");
+    // The server has confirmed that it popped nothing.
+    assert!(matches!(error, Error::Closed { outcome: RequestOutcome::NeverSent }), "{error:?}");
     let error = client.blpop::<Value>(["queue"], FOREVER).await.unwrap_err();
     assert!(matches!(error, Error::Closed { outcome: RequestOutcome::NeverSent }), "{error:?}");
     wait_until_async("all connections are closed", PATIENCE, async || {
         !server.cli(["CLIENT", "LIST"]).contains("name=app")
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn graceful_shutdown_of_consumers_loses_no_element() {
+    let server = RedisServer::start();
+    let producer = Client::start(options(server.port()));
+    for round in 0..20 {
+        let (options, unclaimed) = collecting(server.port());
+        let client = Client::connect(options).await.unwrap();
+        let received = Arc::new(AtomicUsize::new(0));
+        let mut consumers = JoinSet::new();
+        for _ in 0..8 {
+            let (client, received) = (client.clone(), Arc::clone(&received));
+            consumers.spawn(async move {
+                while client.blpop::<(String, String)>(["queue"], FOREVER).await.is_ok() {
+                    received.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let producing = tokio::spawn({
+            let (producer, stop) = (producer.clone(), Arc::clone(&stop));
+            async move {
+                let mut pushed = 0;
+                while !stop.load(SeqCst) {
+                    producer.rpush("queue", ["job"]).await.unwrap();
+                    pushed += 1;
+                }
+                pushed
+            }
+        });
+        wait_until_async("some jobs are received", PATIENCE, async || received.load(SeqCst) > 20).await;
+        // The consumers are cancelled before the client is closed, or end because it is closed.
+        if round % 2 == 0 {
+            consumers.shutdown().await;
+        }
+        client.close(PATIENCE).await;
+        consumers.join_all().await;
+        stop.store(true, SeqCst);
+        let pushed = producing.await.unwrap();
+        let left = usize::try_from(producer.llen("queue").await.unwrap()).unwrap();
+        producer.del(["queue"]).await.unwrap();
+        let unclaimed = unclaimed.lock().unwrap().len();
+        assert_eq!(received.load(SeqCst) + unclaimed + left, pushed, "{:?}", client.stats().exclusive);
+        assert_eq!(client.stats().exclusive.unknown, 0);
+    }
+}
+
+#[tokio::test]
+async fn call_that_is_dropped_while_the_client_closes_does_not_delay_the_close() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()).timeout(Duration::MAX));
+    for _ in 0..2 {
+        let call = tokio::spawn({
+            let client = client.clone();
+            async move { client.blpop::<Value>(["queue"], FOREVER).await }
+        });
+        blocked(&server, 1).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+    }
+    client.close(Duration::MAX).await;
+    blocked(&server, 0).await;
+    assert_eq!(client.stats().exclusive.unknown, 0);
+}
+
+#[tokio::test]
+async fn dropped_call_is_ended_after_the_last_handle_is_dropped() {
+    let server = RedisServer::start();
+    for _ in 0..20 {
+        let client = Client::start(options(server.port()).timeout(Duration::MAX));
+        {
+            let mut call = pin!(client.blpop::<Value>(["queue"], FOREVER));
+            assert!(matches!(poll_once(&mut call).await, Poll::Pending));
+            blocked(&server, 1).await;
+        }
+        drop(client);
+        blocked(&server, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn dropped_call_is_ended_over_the_next_shared_connection() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()).timeout(Duration::MAX).connect_timeout(PATIENCE));
+    let id = client.send(commands::client_id()).await.unwrap();
+    {
+        let mut call = pin!(client.blpop::<Value>(["queue"], FOREVER));
+        assert!(matches!(poll_once(&mut call).await, Poll::Pending));
+        blocked(&server, 1).await;
+        server.cli(["CLIENT", "KILL", "ID", &id.to_string()]);
+    }
+    blocked(&server, 0).await;
+    let none: Value = client.blpop(["queue"], Duration::from_millis(1)).await.unwrap();
+    assert_eq!((none, client.stats().exclusive.unknown), (Value::Null, 0));
+}
+
+#[tokio::test]
+async fn connection_is_closed_if_unblock_is_refused() {
+    let server = RedisServer::options().user("app", "on >secret ~* +@all -client|unblock").start();
+    let login = tidewire_redis::Login::new("secret").user("app");
+    let client = Client::start(options(server.port()).timeout(Duration::MAX).max_exclusive(1).login(login));
+    for _ in 0..3 {
+        {
+            let mut call = pin!(client.blpop::<Value>(["queue"], FOREVER));
+            assert!(matches!(poll_once(&mut call).await, Poll::Pending));
+            blocked(&server, 1).await;
+        }
+        let none: Value = client.blpop(["none"], Duration::from_millis(1)).await.unwrap();
+        assert_eq!(none, Value::Null);
+    }
+    assert_eq!(client.stats().exclusive.unknown, 3);
+}
+
+/// The server executes the first `CLIENT UNBLOCK` after the command that it was to end has got an element.
+#[tokio::test]
+async fn late_unblock_does_not_end_the_call_of_another_task() {
+    let (commands, unblocks) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (unblock_received, next_call) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let server = Scripted::start({
+        let (commands, unblocks) = (Arc::clone(&commands), Arc::clone(&unblocks));
+        let (unblock_received, next_call) = (Arc::clone(&unblock_received), Arc::clone(&next_call));
+        move |mut stream, _| {
+            let (commands, unblocks) = (Arc::clone(&commands), Arc::clone(&unblocks));
+            let (unblock_received, next_call) = (Arc::clone(&unblock_received), Arc::clone(&next_call));
+            async move {
+                let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+                loop {
+                    while let Ok(Some(Message::Reply(request))) = decoder.decode(&mut input) {
+                        let words = Vec::<String>::from_value(request).unwrap();
+                        let reply = match &*words[0] {
+                            "HELLO" => "%2\r\n+proto\r\n:3\r\n+id\r\n:7\r\n".to_owned(),
+                            "CLIENT" if words[1] == "UNBLOCK" => {
+                                unblock_received.notify_one();
+                                // Executed when the next command blocks, or not at all if it does not wait for this reply.
+                                let _ = tokio::time::timeout(Duration::from_millis(500), next_call.notified()).await;
+                                unblocks.store(commands.load(SeqCst), SeqCst);
+                                ":1\r\n".to_owned()
+                            }
+                            "BLPOP" if commands.fetch_add(1, SeqCst) == 0 => {
+                                unblock_received.notified().await;
+                                "*2\r\n$5\r\nqueue\r\n$3\r\njob\r\n".to_owned()
+                            }
+                            "BLPOP" => {
+                                next_call.notify_one();
+                                while unblocks.load(SeqCst) == 0 {
+                                    tokio::task::yield_now().await;
+                                }
+                                let is_ended = unblocks.load(SeqCst) == 2;
+                                let reply = if is_ended { "_\r\n" } else { "*2\r\n$5\r\nqueue\r\n$4\r\nnext\r\n" };
+                                reply.to_owned()
+                            }
+                            _ => greeting(&words).unwrap_or("+OK\r\n".to_owned()),
+                        };
+                        if stream.write_all(reply.as_bytes()).await.is_err() {
+                            return;
+                        }
+                    }
+                    if !matches!(stream.read_buf(&mut input).await, Ok(1..)) {
+                        return;
+                    }
+                }
+            }
+        }
+    })
+    .await;
+    let (options, unclaimed) = collecting(server.port());
+    let client = Client::start(options.max_exclusive(1));
+    client.ping().await.unwrap();
+    {
+        let mut call = pin!(client.blpop::<Value>(["queue"], FOREVER));
+        assert!(matches!(poll_once(&mut call).await, Poll::Pending));
+        wait_until_async("the command is received", PATIENCE, async || commands.load(SeqCst) == 1).await;
+    }
+    let next: Option<(String, String)> = client.blpop(["queue"], FOREVER).await.unwrap();
+    assert_eq!(next, Some(("queue".into(), "next".into())), "the first UNBLOCK has ended the second command");
+    assert_eq!(unclaimed.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn timeout_of_zero_sends_nothing() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    client.rpush("queue", ["job"]).await.unwrap();
+    let error = client.with_timeout(Duration::ZERO).blpop::<Value>(["queue"], FOREVER).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { phase: RequestPhase::Queued }), "{error:?}");
+    assert_eq!(client.llen("queue").await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn longest_timeout_means_no_limit() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    for timeout in [Duration::MAX, Duration::from_secs(1 << 53), Duration::from_hours(24 * 365 * 99)] {
+        client.rpush("queue", ["job"]).await.unwrap();
+        assert!(client.blpop::<Option<(String, String)>>(["queue"], timeout).await.unwrap().is_some());
+        let id = client.send(commands::xadd("stream", [("f", "v")], XaddOptions::default())).await.unwrap();
+        let read = commands::xread_blocking([("stream", StreamStart::Beginning)], None, timeout);
+        assert_eq!(client.send(read).await.unwrap().unwrap()[0].1.last().map(|entry| entry.id), id);
+        let pipeline = Pipeline::new().then(commands::incr("n")).then(commands::wait(0, timeout));
+        client.pipeline(pipeline).await.unwrap().1.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -9,11 +9,11 @@ use tidewire_redis::{
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 use tokio::task::JoinSet;
 
-use crate::servers::{Scripted, greeting, old_and_new, options};
+use crate::servers::{Scripted, greeting, options, resp2_and_resp3};
 
 #[tokio::test]
 async fn each_command_has_its_own_result() {
-    for (server, _) in old_and_new() {
+    for (server, _) in resp2_and_resp3() {
         let client = Client::start(options(server.port()));
         let transaction = Transaction::new()
             .then(commands::set("text", "x"))
@@ -40,10 +40,10 @@ async fn refused_command_aborts_the_whole() {
         .then(Command::new("NOSUCHCOMMAND").returning::<Value>())
         .then(Command::new("GET").returning::<Value>());
     let error = client.transaction(transaction).await.unwrap_err();
-    let TransactionError::Aborted { refused } = &error else { panic!("{error:?}") };
+    let TransactionError::Aborted { refused, .. } = &error else { panic!("{error:?}") };
     assert_eq!(refused.iter().map(|(position, _)| *position).collect::<Vec<_>>(), [1, 2]);
     assert!(!error.is_retryable());
-    assert!(error.to_string().contains("command 2 failed with ERR unknown command"), "{error}");
+    assert!(error.to_string().contains("it refused command 2 with ERR unknown command"), "{error}");
     assert!(!client.exists("n").await.unwrap());
 }
 
@@ -137,7 +137,7 @@ async fn transaction_without_a_reply_may_have_been_executed() {
 async fn increment(client: &Client, attempts: u32) -> Result<(), TransactionError> {
     let options = WatchOptions::default().max_attempts(attempts);
     let (set,) = client
-        .watch(["n"], options, async |watched| {
+        .watch(["n"], options, |watched| async move {
             let number: Option<u64> = watched.send(commands::get("n").returning()).await?;
             Ok::<_, TransactionError>(Transaction::new().then(commands::set("n", number.unwrap_or(0) + 1)))
         })
@@ -166,15 +166,17 @@ async fn watched_transactions_lose_no_update() {
 #[tokio::test]
 async fn changed_key_is_an_error_after_the_last_attempt() {
     let server = RedisServer::start();
-    let client = Client::start(options(server.port()));
+    let client = &Client::start(options(server.port()));
     let mut attempts = 0;
     let error = client
-        .watch(["n"], WatchOptions::default().max_attempts(3), async |watched| {
+        .watch(["n"], WatchOptions::default().max_attempts(3), |watched| {
             attempts += 1;
-            watched.send(commands::get("n")).await?;
-            // Over another connection, after `WATCH`.
-            client.incr("n").await?;
-            Ok::<_, TransactionError>(Transaction::new().then(commands::set("n", 100)))
+            async move {
+                watched.send(commands::get("n")).await?;
+                // Over another connection, after `WATCH`.
+                client.incr("n").await?;
+                Ok::<_, TransactionError>(Transaction::new().then(commands::set("n", 100)))
+            }
         })
         .await
         .unwrap_err();
@@ -182,23 +184,43 @@ async fn changed_key_is_an_error_after_the_last_attempt() {
     assert_eq!((attempts, client.get::<u64>("n").await.unwrap()), (3, 3));
 }
 
+/// Watches `b`, changes `a`, and writes `b`. It fails if the connection still watches `a`.
+async fn write_b_beside_a_change_of_a(client: &Client) {
+    let (set,) = client
+        .watch(["b"], WatchOptions::default().max_attempts(1), |watched| async move {
+            watched.send(commands::get("b")).await?;
+            client.incr("a").await?;
+            Ok::<_, TransactionError>(Transaction::new().then(commands::set("b", "1")))
+        })
+        .await
+        .expect("the connection watches `b` only");
+    set.unwrap();
+}
+
 #[tokio::test]
 async fn next_caller_finds_no_watched_keys() {
     let server = RedisServer::start();
-    let client = Client::start(options(server.port()).max_exclusive(1));
-    // The body fails.
+    let client = &Client::start(options(server.port()).max_exclusive(1));
     let failed = client
-        .watch(["a"], WatchOptions::default(), async |_| Err::<Transaction<()>, _>(TransactionError::Changed))
+        .watch(["a"], WatchOptions::default(), |_| async { Err::<Transaction<()>, _>(TransactionError::Changed) })
         .await;
     assert!(matches!(failed, Err(TransactionError::Changed)));
-    assert_eq!(client.stats().exclusive.open, 1, "the connection stays open");
-    // An empty transaction.
+    write_b_beside_a_change_of_a(client).await;
     client
-        .watch(["a"], WatchOptions::default(), async |_| Ok::<_, TransactionError>(Transaction::new()))
+        .watch(["a"], WatchOptions::default(), |_| async { Ok::<_, TransactionError>(Transaction::new()) })
         .await
         .unwrap();
+    write_b_beside_a_change_of_a(client).await;
+    let invalid = Transaction::new().then(Command::new("SELECT").arg(1).returning::<Value>());
+    client
+        .watch(["a"], WatchOptions::default(), |_| async { Ok::<_, TransactionError>(invalid.clone()) })
+        .await
+        .unwrap_err();
+    write_b_beside_a_change_of_a(client).await;
+    assert_eq!(client.stats().exclusive.opened, 1, "one connection was used for all");
+
     // The future is dropped in the body.
-    let stuck = client.watch(["a"], WatchOptions::default(), async |watched| {
+    let stuck = client.watch(["a"], WatchOptions::default(), |watched| async move {
         watched.send(commands::get("a")).await?;
         std::future::pending::<()>().await;
         Ok::<_, TransactionError>(Transaction::new())
@@ -210,24 +232,114 @@ async fn next_caller_finds_no_watched_keys() {
     })
     .await;
     drop(stuck);
-    client.set("a", "changed").await.unwrap();
-    let (set,) = client
-        .watch(["b"], WatchOptions::default().max_attempts(1), async |watched| {
-            watched.send(commands::get("b")).await?;
-            client.set("a", "changed again").await?;
-            Ok::<_, TransactionError>(Transaction::new().then(commands::set("b", "1")))
-        })
+    write_b_beside_a_change_of_a(client).await;
+}
+
+#[tokio::test]
+async fn connection_is_closed_if_unwatch_is_refused() {
+    let server = RedisServer::options().user("app", "on >secret ~* +@all -unwatch").start();
+    let login = Login::new("secret").user("app");
+    let client = &Client::start(options(server.port()).max_exclusive(1).login(login));
+    client
+        .watch(["a"], WatchOptions::default(), |_| async { Ok::<_, TransactionError>(Transaction::new()) })
         .await
         .unwrap();
-    set.unwrap();
+    write_b_beside_a_change_of_a(client).await;
+    assert_eq!(client.stats().exclusive.opened, 2);
+}
+
+#[tokio::test]
+async fn user_without_multi_cannot_overwrite_a_changed_key() {
+    let server = RedisServer::options().user("app", "on >secret ~* +@all -multi").start();
+    let client = Client::start(options(server.port()).login(Login::new("secret").user("app")));
+    let server = &server;
+    let error = client
+        .watch(["n"], WatchOptions::default(), |_| async move {
+            server.cli(["SET", "n", "changed"]);
+            Ok::<_, TransactionError>(Transaction::new().then(commands::set("n", "overwritten")))
+        })
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TransactionError::Request(Error::Server(_))), "{error:?}");
+    assert_eq!(server.cli(["GET", "n"]), "", "nothing was sent");
+}
+
+async fn withdraw(client: &Client, account: &str, amount: &i64) -> Result<(), TransactionError> {
+    let (set,) = client
+        .watch([account], WatchOptions::default(), |watched| async move {
+            let balance: i64 = watched.send(commands::get(account).returning()).await?;
+            Ok::<_, TransactionError>(Transaction::new().then(commands::set(account, balance - amount)))
+        })
+        .await?;
+    Ok(set?)
+}
+
+#[tokio::test]
+async fn watch_can_be_spawned_with_borrowed_values() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    client.set("account", 7).await.unwrap();
+    let task = tokio::spawn({
+        let client = client.clone();
+        async move { withdraw(&client, "account", &3).await }
+    });
+    task.await.unwrap().unwrap();
+    assert_eq!(client.get::<i64>("account").await.unwrap(), 4);
+}
+
+#[tokio::test]
+async fn reason_of_an_abort_is_kept() {
+    let server = RedisServer::options().user("app", "on >secret ~* +@all").start();
+    let client = Client::start(options(server.port()).login(Login::new("secret").user("app")));
+    let transaction = || Transaction::new().then(commands::incr("n"));
+    client.transaction(transaction()).await.unwrap().0.unwrap();
+    server.cli(["ACL", "SETUSER", "app", "-exec"]);
+    let error = client.transaction(transaction()).await.unwrap_err();
+    assert!(matches!(&error, TransactionError::Aborted { refused, .. } if refused.is_empty()), "{error:?}");
+    assert!(error.to_string().contains("because of: NOPERM"), "{error}");
+    assert!(!error.is_retryable());
+    // A reason that is temporary.
+    let checked = std::sync::atomic::AtomicBool::new(false);
+    let server = Scripted::answering(move |words, _| match &*words[0] {
+        "MULTI" => "+OK\r\n".to_owned(),
+        "INCR" => "+QUEUED\r\n".to_owned(),
+        "EXEC" if !checked.swap(true, std::sync::atomic::Ordering::SeqCst) => "*0\r\n".to_owned(),
+        "EXEC" => "-EXECABORT Transaction discarded because of: MASTERDOWN Link with MASTER is down\r\n".to_owned(),
+        _ => greeting(words).unwrap_or_default(),
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    let error = client.transaction(transaction()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+}
+
+#[tokio::test]
+async fn timeout_over_an_exclusive_connection_is_counted() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    client.transaction(Transaction::new().then(commands::incr("n"))).await.unwrap().0.unwrap();
+    let hurried = client.with_timeout(Duration::from_millis(300));
+    let server = &server;
+    let error = hurried
+        .watch(["n"], WatchOptions::default(), |watched| async move {
+            server.pause();
+            watched.send(commands::get("n")).await?;
+            Ok::<_, TransactionError>(Transaction::new())
+        })
+        .await
+        .unwrap_err();
+    server.resume();
+    assert!(matches!(error, TransactionError::Request(Error::TimedOut { .. })), "{error:?}");
+    let timeouts = client.stats().timeouts;
+    assert!(timeouts.queued + timeouts.connecting + timeouts.waiting >= 1, "{timeouts:?}");
 }
 
 #[tokio::test]
 async fn watch_over_a_lost_connection_is_an_error() {
-    let server = RedisServer::start();
-    let client = Client::start(options(server.port()));
+    let server = &RedisServer::start();
+    let client = &Client::start(options(server.port()));
     let error = client
-        .watch(["n"], WatchOptions::default(), async |_| {
+        .watch(["n"], WatchOptions::default(), |_| async move {
             server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
             client.status().wait_for(|status| status.generation == 2).await.unwrap();
             Ok::<_, TransactionError>(Transaction::new().then(commands::incr("n")))
@@ -237,5 +349,5 @@ async fn watch_over_a_lost_connection_is_an_error() {
     let TransactionError::Request(error) = error else { panic!("{error:?}") };
     assert!(matches!(error, Error::Lost { .. } | Error::Closed { .. }), "{error:?}");
     assert_eq!(client.status().borrow().state, ConnectionState::Open);
-    increment(&client, 1).await.unwrap();
+    increment(client, 1).await.unwrap();
 }
