@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::cache::Cache;
 use crate::connection::{ConnectionShared, ConnectionState, PipelineReplies, after, later};
 use crate::convert::Ignore;
 use crate::driver::Connection;
@@ -49,9 +50,10 @@ impl Client {
     pub fn new(options: Options) -> (Self, Connection) {
         let timeout = options.timeout;
         let (tasks, runner) = Tasks::new();
+        let cache = options.cache.as_ref().map(|options| Cache::new(options, tasks.clone()));
         let shared = Arc::new(ClientShared {
             exclusive: ExclusiveSet::new(&options),
-            connection: Arc::new(ConnectionShared::shared(options)),
+            connection: Arc::new(ConnectionShared::shared(options).with_cache(cache)),
             tasks,
             multi_generation: AtomicU64::new(0),
             handles: AtomicUsize::new(1),
@@ -207,6 +209,10 @@ impl ClientShared {
     pub(crate) fn close(&self, deadline: Instant) {
         self.exclusive.close(deadline);
         self.connection.queue.close(deadline);
+        // After the queue has closed, so that no load begins that would be kept.
+        if let Some(cache) = &self.connection.cache {
+            cache.flush();
+        }
     }
 
     /// Checks once for each shared connection that the user may use `MULTI` and `EXEC`.

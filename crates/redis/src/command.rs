@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use crate::buffer::Buffer;
+use crate::cache::NotCacheable;
 use crate::request::Request;
 use crate::sharing::{self, NotShareable, Route};
 
@@ -65,6 +66,9 @@ pub enum CommandError {
     /// The command cannot be sent over a connection that other tasks share.
     #[error("{0}")]
     NotShareable(&'static NotShareable),
+    /// The reply to the command cannot be [cached](crate::cache).
+    #[error("{0}")]
+    NotCacheable(NotCacheable),
 }
 
 /// Names the field in an error.

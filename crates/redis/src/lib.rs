@@ -82,6 +82,7 @@
 //! [`resp`] has the codec, for servers and for other clients: a decoder and an encoder of RESP3 and RESP2.
 
 mod buffer;
+pub mod cache;
 mod client;
 mod command;
 pub mod commands;

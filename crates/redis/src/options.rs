@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::CacheOptions;
 use crate::credentials::Credentials;
 use crate::exclusive::UnclaimedHook;
 use crate::observe::SlowHook;
@@ -72,6 +73,9 @@ pub struct Options {
     /// A function that is called with an element that a blocking command has popped after its caller has gone away. Default: none, and
     /// the element is logged as dropped.
     pub unclaimed_hook: Option<UnclaimedHook>,
+    /// The settings of the [cache](crate::cache) that [`Client::cached`](crate::Client::cached) reads through. Default: none, because
+    /// the server uses memory for each key that it tracks.
+    pub cache: Option<CacheOptions>,
     /// Limits on replies. A reply above them ends the connection. Default: [`DecoderOptions::default`].
     pub decoder: DecoderOptions,
     /// Whether every request has a `tracing` span, with the name of the command and without its arguments. Default: false, because
@@ -102,6 +106,7 @@ impl Default for Options {
             when_full: WhenFull::default(),
             max_exclusive: 16,
             unclaimed_hook: None,
+            cache: None,
             decoder: DecoderOptions::default(),
             trace: false,
             slow_hook: None,
@@ -233,6 +238,13 @@ impl Options {
     #[must_use]
     pub fn unclaimed_hook(mut self, unclaimed_hook: UnclaimedHook) -> Self {
         self.unclaimed_hook = Some(unclaimed_hook);
+        self
+    }
+
+    /// Sets [`cache`](#structfield.cache).
+    #[must_use]
+    pub fn cache(mut self, cache: CacheOptions) -> Self {
+        self.cache = Some(cache);
         self
     }
 

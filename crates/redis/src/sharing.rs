@@ -285,11 +285,16 @@ fn block_argument(mut arguments: Words<'_>) -> Option<&[u8]> {
 
 /// The words of an encoded command.
 #[derive(Clone)]
-struct Words<'a>(&'a [u8]);
+pub(crate) struct Words<'a>(&'a [u8]);
 
 impl<'a> Words<'a> {
-    fn of(command: &'a [u8]) -> Option<Self> {
+    pub(crate) fn of(command: &'a [u8]) -> Option<Self> {
         after_line(command).map(|(_, rest)| Self(rest))
+    }
+
+    /// Returns the encoded words that follow.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.0
     }
 }
 

@@ -50,20 +50,31 @@ impl ConnectionShared {
         timeout: Duration,
         (reply, receiver): (ReplySender, oneshot::Receiver<T>),
     ) -> Result<T, Error> {
-        match self.submit(bytes, commands, timeout, reply) {
-            Ok(None) => {}
-            Ok(Some(request)) => self.submit_in_turn(bytes, request).await?,
-            Err(error) => {
-                // A task that retries in a loop must not starve the actor, on which its success depends.
-                tokio::task::coop::consume_budget().await;
-                return Err(error);
-            }
-        }
+        self.submit_or_wait(bytes, commands, timeout, reply).await?;
         let mut guard = AbandonGuard { shared: self, has_ended: false };
         let replied = receiver.await;
         guard.has_ended = true;
         // The actor sends a reply or an error to every request, unless the runtime has dropped it.
         replied.map_err(|_| Error::Closed { outcome: RequestOutcome::MaybeExecuted })
+    }
+
+    /// Queues a request, and waits for a permit if it may.
+    pub(crate) async fn submit_or_wait(
+        &self,
+        bytes: &[u8],
+        commands: usize,
+        timeout: Duration,
+        reply: ReplySender,
+    ) -> Result<(), Error> {
+        match self.submit(bytes, commands, timeout, reply) {
+            Ok(None) => Ok(()),
+            Ok(Some(request)) => self.submit_in_turn(bytes, request).await,
+            Err(error) => {
+                // A task that retries in a loop must not starve the actor, on which its success depends.
+                tokio::task::coop::consume_budget().await;
+                Err(error)
+            }
+        }
     }
 
     /// Queues a request. Returns it if it has to wait for a permit.

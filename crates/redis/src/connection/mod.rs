@@ -8,7 +8,7 @@
 //!    The first submission after the actor found the queue empty wakes it.
 //! 3. While the connection is open (`serving`), the actor takes all pending bytes and requests by a swap, writes the bytes at
 //!    once (`output`), and records the requests in flight in order, with their deadlines.
-//! 4. Input goes through the decoder (`resp/`). Each reply belongs to the oldest request in flight. Its permit is returned before
+//! 4. Input goes through the decoder (`resp/`). Pushes about changed keys go to the cache. Each reply belongs to the oldest request in flight. Its permit is returned before
 //!    its caller is woken.
 //! 5. The caller converts the reply to the requested type (`request.rs`, `convert/`).
 //! 6. When the connection is lost, every request in flight ends with an error that says whether a byte of it was written. The
@@ -26,6 +26,7 @@ mod request;
 mod serving;
 mod shared;
 mod status;
+mod tracking;
 mod transport;
 
 use std::sync::Arc;
@@ -107,6 +108,9 @@ impl Actor {
             Err(ended) => return ended,
         };
         self.shared.set_client_id(established.client_id);
+        if let (Some(cache), Some(tracked)) = (&self.shared.cache, &established.tracked) {
+            cache.open(tracked.as_ref());
+        }
         self.shared.queue.open();
         self.shared.status.update(|status| {
             status.state = ConnectionState::Open;
@@ -151,7 +155,14 @@ impl Actor {
     async fn connect(&self) -> Result<Established, AttemptEnd> {
         self.shared.counters.count(|stats| stats.connect_attempts += 1);
         let options = &self.shared.options;
-        let connecting = tokio::time::timeout(options.connect_timeout, transport::connect(options));
+        let connecting = async {
+            let mut established = transport::connect(options).await?;
+            if self.shared.cache.is_some() {
+                established.track().await?;
+            }
+            Ok(established)
+        };
+        let connecting = tokio::time::timeout(options.connect_timeout, connecting);
         match self.unless_closed(connecting).await {
             None => Err(AttemptEnd::Closed),
             Some(Ok(connected)) => connected.map_err(|error| match error {

@@ -101,7 +101,7 @@ impl InFlight {
 
 impl Serving {
     pub(super) fn new(established: Established, shared: Arc<ConnectionShared>) -> Self {
-        let Established { stream, input, decoder, client_id: _ } = established;
+        let Established { stream, input, decoder, .. } = established;
         let stats = shared.counters.connection();
         Self {
             stream,
@@ -133,6 +133,7 @@ impl Serving {
             Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
             Err(error) => Err(error),
         };
+        self.close_cache();
         // Replies that were read are delivered, even if the socket has failed.
         while let Ok(1..) = self.deliver() {}
         self.has_new_stats = true;
@@ -154,6 +155,13 @@ impl Serving {
                 self.requeue_or_fail(unsent, &lost);
                 ServingEnd::Lost(lost)
             }
+        }
+    }
+
+    /// Empties the cache, before a caller can know that the connection has ended.
+    fn close_cache(&self) {
+        if let Some(cache) = &self.shared.cache {
+            cache.close();
         }
     }
 
@@ -388,9 +396,15 @@ impl Serving {
         while self.answered.len() < limit
             && let Some(message) = self.decoder.decode(&mut self.input)?
         {
-            let Message::Reply(value) = message else {
-                self.stats.pushes += 1;
-                continue;
+            let value = match message {
+                Message::Reply(value) => value,
+                Message::Push(push) => {
+                    self.stats.pushes += 1;
+                    if let Some(cache) = &self.shared.cache {
+                        cache.handle_push(&push);
+                    }
+                    continue;
+                }
             };
             self.stats.replies += 1;
             let oldest = self.in_flight.front_mut().filter(|oldest| oldest.start < written);
@@ -482,6 +496,7 @@ impl Serving {
 /// Ends all requests and returns their permits, even if the task of the connection was aborted.
 impl Drop for Serving {
     fn drop(&mut self) {
+        self.close_cache();
         self.fail_all(|_, outcome| Error::Closed { outcome });
     }
 }

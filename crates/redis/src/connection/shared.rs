@@ -10,6 +10,7 @@ use super::gate::Permit;
 use super::queue::{Queue, Usage};
 use super::request::PendingRequest;
 use super::status::StatusSender;
+use crate::cache::Cache;
 use crate::observe::{ClientStats, Counters};
 use crate::{ConnectionState, Error, Options, RequestPhase, WhileDown};
 
@@ -20,6 +21,8 @@ pub(crate) struct ConnectionShared {
     pub(crate) counters: Counters,
     /// Whether it is an exclusive connection of a client, which is not replaced.
     pub(super) is_exclusive: bool,
+    /// The cache of the shared connection, if there is one.
+    pub(crate) cache: Option<Cache>,
     /// The ID of the open connection on the server, or 0 if it is unknown.
     client_id: AtomicI64,
 }
@@ -44,8 +47,14 @@ impl ConnectionShared {
             queue: Queue::new(limit),
             counters,
             is_exclusive,
+            cache: None,
             client_id: AtomicI64::new(0),
         }
+    }
+
+    /// Sets the cache. The connection asks the server to track keys, and handles its invalidations.
+    pub(crate) fn with_cache(self, cache: Option<Cache>) -> Self {
+        Self { cache, ..self }
     }
 
     pub(super) fn set_client_id(&self, id: Option<i64>) {
@@ -101,7 +110,8 @@ impl ConnectionShared {
     pub(crate) fn stats(&self) -> ClientStats {
         let stats = self.counters.snapshot();
         let Usage { queued, in_flight } = self.queue.usage();
-        ClientStats { queued, in_flight: in_flight.commands, in_flight_bytes: in_flight.bytes, ..stats }
+        let cache = self.cache.as_ref().map(Cache::stats).unwrap_or_default();
+        ClientStats { queued, in_flight: in_flight.commands, in_flight_bytes: in_flight.bytes, cache, ..stats }
     }
 }
 

@@ -29,6 +29,9 @@ pub(super) struct Established {
     pub(super) decoder: Decoder,
     /// The ID of the connection on the server, if the server sends it.
     pub(super) client_id: Option<i64>,
+    pub(super) is_resp3: bool,
+    /// Whether the server tracks the keys that the connection reads, if it was asked to.
+    pub(super) tracked: Option<Result<(), ServerError>>,
 }
 
 /// Why there is no connection.
@@ -69,8 +72,14 @@ pub(super) async fn connect(options: &Options) -> Result<Established, ConnectErr
         }
         Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
     };
-    let mut established =
-        Established { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder), client_id: None };
+    let mut established = Established {
+        stream,
+        input: BytesMut::new(),
+        decoder: Decoder::new(options.decoder),
+        client_id: None,
+        is_resp3: false,
+        tracked: None,
+    };
     match established.handshake(options, provided.as_ref().or(options.login.as_ref())).await {
         Ok(()) => Ok(established),
         // The provider may return another login the next time.
@@ -146,7 +155,7 @@ impl Established {
             hello.extend(["SETNAME", name]);
         }
         match self.call(&hello).await? {
-            Ok(reply) => self.client_id = client_id(&reply),
+            Ok(reply) => (self.client_id, self.is_resp3) = (client_id(&reply), true),
             Err(error) if is_unknown_command(&error) => {
                 if let Some((user, password)) = login {
                     // Servers without users take the password alone.
@@ -179,7 +188,7 @@ impl Established {
     }
 
     /// Sends a command and returns its reply, which may be an error of the server.
-    async fn call(&mut self, command: &[&str]) -> Result<Result<Value, ServerError>, ConnectError> {
+    pub(super) async fn call(&mut self, command: &[&str]) -> Result<Result<Value, ServerError>, ConnectError> {
         let mut output = BytesMut::new();
         encode_command(command, &mut output);
         self.stream.write_all(&output).await?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::RequestPhase;
+use crate::cache::CacheStats;
 use crate::sync::{Mutex, lock};
 
 /// The number of buckets of a [`Latency`].
@@ -51,6 +52,8 @@ pub struct ClientStats {
     pub queued: usize,
     /// The exclusive connections.
     pub exclusive: ExclusiveStats,
+    /// The cache.
+    pub cache: CacheStats,
 }
 
 /// Statistics of the exclusive connections of a client.

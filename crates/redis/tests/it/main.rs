@@ -2,6 +2,7 @@
 
 mod backoff;
 mod blocking;
+mod caching;
 mod calls;
 mod cancellation;
 mod closing;
