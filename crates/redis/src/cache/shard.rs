@@ -347,12 +347,12 @@ mod tests {
     const LIMIT: usize = 2000;
 
     /// Returns a read of field `field` of a key. The hashes collide often.
-    fn read(command: &(u8, u8)) -> (Vec<u8>, u64, u64) {
+    fn read(command: (u8, u8)) -> (Vec<u8>, u64, u64) {
         (vec![b'k', command.0, command.1], u64::from(command.0 ^ command.1) & 3, u64::from(command.0) & 1)
     }
 
     fn with<R>(command: (u8, u8), f: impl FnOnce(&Read<'_>) -> R) -> R {
-        let (bytes, command_hash, key_hash) = read(&command);
+        let (bytes, command_hash, key_hash) = read(command);
         f(&Read { command: &bytes, key: 1..2, command_hash, key_hash })
     }
 

@@ -84,8 +84,7 @@ impl Cache {
 
     fn shard(&self, key_hash: u64) -> MutexGuard<'_, Shard<Arc<Load>>> {
         // The tables use the lowest bits and the seven highest.
-        #[expect(clippy::cast_possible_truncation, reason = "a few bits are enough")]
-        let index = (key_hash >> 32) as usize & (self.shards.len() - 1);
+        let index = usize::from((key_hash >> 32) as u16) & (self.shards.len() - 1);
         lock(&self.shards[index])
     }
 

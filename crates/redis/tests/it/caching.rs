@@ -1,13 +1,18 @@
 //! Client-side caching.
 
-use std::time::Duration;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use tidewire_redis::cache::{CacheOptions, CacheStats};
-use tidewire_redis::{Client, Command, CommandError, ConnectionState, Error, Login, Options, commands};
-use tidewire_testkit::{CloseMode, FaultProxy, PATIENCE, RedisServer, wait_until_async};
+use tidewire_redis::{
+    Client, Command, CommandError, ConnectionState, Error, Login, Options, Request, Value, WhileDown, commands,
+};
+use tidewire_testkit::{CloseMode, FaultProxy, Faults, PATIENCE, RedisServer, wait_until_async};
 use tokio::task::JoinSet;
 
-use crate::servers::options;
+use crate::servers::{Scripted, greeting, options};
 
 fn caching(port: u16) -> Options {
     options(port).cache(CacheOptions::default())
@@ -72,7 +77,7 @@ async fn change_by_another_client_removes_the_entries_of_the_key() {
         let _: u64 = client.cached(commands::strlen("k").returning()).await.unwrap();
         assert_eq!(cache(&client).entries, 2, "{change:?}");
         let before = cache(&client);
-        let request = Command::new(change[0]).args(&change[1..]).returning::<tidewire_redis::Value>();
+        let request = Command::new(change[0]).args(&change[1..]).returning::<Value>();
         other.send(request).await.unwrap();
         wait_until_async("both entries are removed", PATIENCE, async || cache(&client).entries == 0).await;
         let after = cache(&client);
@@ -235,7 +240,7 @@ async fn other_commands_are_rejected_before_anything_is_sent() {
     let server = RedisServer::start();
     let client = Client::connect(caching(server.port())).await.unwrap();
     for command in [Command::new("SET").arg("k").arg(1), Command::new("MGET").arg("k"), Command::new("PING")] {
-        let ended = client.cached::<tidewire_redis::Value>(command).await;
+        let ended = client.cached::<Value>(command).await;
         assert!(matches!(ended, Err(Error::Command(CommandError::NotCacheable(_)))), "{ended:?}");
     }
     assert_eq!((client.stats().requests, server.cli(["EXISTS", "k"])), (0, "0".to_owned()));
@@ -357,4 +362,220 @@ async fn cache_has_a_limit() {
     let stats = cache(&client);
     assert_eq!(usize::try_from(stats.evicted).unwrap() + stats.entries, 500);
     assert!(stats.entries > 20_000 / 512, "{stats:?}");
+}
+
+/// A client, and the newest number that it has read of each counter.
+struct Reader {
+    client: Client,
+    newest: [AtomicU64; COUNTERS],
+    reads: AtomicU64,
+}
+
+const COUNTERS: usize = 3;
+
+impl Reader {
+    /// Reads a counter and checks that the number is not older than one that was read before. `is_cached` with different commands.
+    async fn read(&self, counter: usize, is_cached: bool) {
+        let key = format!("counter{counter}");
+        let whole = Command::new("GETRANGE").arg(&key).arg(0).arg(-1);
+        let request: Request<String> = if coin() { whole.returning() } else { commands::get(&key).returning() };
+        let newest = self.newest[counter].load(SeqCst);
+        let ended = if is_cached { self.client.cached(request).await } else { self.client.send(request).await };
+        match ended {
+            Ok(number) => {
+                let number = number.parse().unwrap();
+                assert!(number >= newest, "{key}: read {number} after {newest}, cached: {is_cached}");
+                self.newest[counter].fetch_max(number, SeqCst);
+                self.reads.fetch_add(1, SeqCst);
+            }
+            Err(Error::Lost { .. }) => tokio::task::yield_now().await,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Returns true or false at random.
+fn coin() -> bool {
+    random(2) == 0
+}
+
+fn random(limit: u64) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) % limit
+}
+
+/// All reads of a client have one order: the server answers in order, and sends the invalidation of a change before any later reply. So a
+/// cached read must not be older than a read, cached or not, that has ended before it began.
+async fn reads_are_monotonic(while_down: WhileDown) {
+    let server = Arc::new(RedisServer::start());
+    let proxy = FaultProxy::start(server.addr());
+    for counter in 0..COUNTERS {
+        server.cli(["SET", &format!("counter{counter}"), "0"]);
+    }
+    // So small that entries are evicted as well.
+    let limits = CacheOptions::default().max_bytes(1200);
+    let client = Client::connect(options(proxy.addr().port()).while_down(while_down).cache(limits)).await.unwrap();
+    let reader = Arc::new(Reader { client: client.clone(), newest: Default::default(), reads: AtomicU64::new(0) });
+    let mut tasks = JoinSet::new();
+    for number in 0..6 {
+        let reader = Arc::clone(&reader);
+        tasks.spawn(async move {
+            loop {
+                let counter = usize::try_from(random(COUNTERS as u64)).unwrap();
+                reader.read(counter, number > 0).await;
+            }
+        });
+    }
+    let other = Client::connect(options(server.port())).await.unwrap();
+    for writer in [other, client.clone()] {
+        tasks.spawn(async move {
+            loop {
+                let incr = commands::incr(format!("counter{}", random(COUNTERS as u64)));
+                match writer.send(incr).await {
+                    Ok(_) | Err(Error::Lost { .. }) => {}
+                    Err(other) => panic!("{other:?}"),
+                }
+                for _ in 0..random(20) {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+    for round in 0..60 {
+        match round % 6 {
+            0 => proxy.cut(CloseMode::Reset),
+            1 => {
+                server.pause();
+                tokio::task::yield_now().await;
+                server.resume();
+            }
+            2 => {
+                let ids = server.cli(["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+                assert!(ids.parse::<u64>().is_ok(), "{ids}");
+            }
+            3 => proxy.inject(Faults::default().delay(Duration::from_millis(1))),
+            4 => proxy.heal(),
+            // Another database: the client is sent the same as for its own.
+            _ => assert_eq!(server.cli(["-n", "1", "FLUSHDB"]), "OK"),
+        }
+        let target = reader.reads.load(SeqCst) + 200;
+        wait_until_async("200 more reads", PATIENCE, async || {
+            if let Some(ended) = tasks.try_join_next() {
+                ended.unwrap();
+            }
+            reader.reads.load(SeqCst) >= target
+        })
+        .await;
+    }
+    let stats = cache(&client);
+    assert!(stats.hits > 100 && stats.discarded > 10 && stats.invalidated > 100 && stats.evicted > 0, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cached_read_is_never_older_than_a_read_before() {
+    reads_are_monotonic(WhileDown::WaitForAttempt).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cached_read_is_never_older_than_a_read_before_if_requests_wait_for_the_connection() {
+    reads_are_monotonic(WhileDown::Queue).await;
+}
+
+/// Answers `ECHO push` with a push before the reply, and `GET` with `1` and the push of its key behind it, if there is one.
+async fn pushing(pushes: &'static [String]) -> Scripted {
+    Scripted::answering(move |words, _| match &*words[0] {
+        "ECHO" => format!("{}$0\r\n\r\n", pushes[words[1].parse::<usize>().unwrap()]),
+        "GET" => {
+            let push = words[1].strip_prefix("raced").map(|push| &*pushes[push.parse::<usize>().unwrap()]);
+            format!("$1\r\n1\r\n{}", push.unwrap_or_default())
+        }
+        _ => greeting(words).unwrap_or_else(|| "-ERR unknown command\r\n".to_owned()),
+    })
+    .await
+}
+
+fn invalidate(keys: &str) -> String {
+    format!(">2\r\n$10\r\ninvalidate\r\n{keys}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalidation_behind_a_reply_prevents_that_it_is_kept() {
+    let pushes = [invalidate("*1\r\n$6\r\nraced0\r\n"), invalidate("_\r\n"), invalidate("*1\r\n$1\r\nk\r\n")];
+    let server = pushing(Vec::leak(pushes.to_vec())).await;
+    let client = Client::connect(caching(server.port())).await.unwrap();
+    for (key, kept) in [("raced0", 0), ("raced1", 0), ("raced2", 1)] {
+        for _ in 0..20 {
+            assert_eq!(get(&client, key).await.as_deref(), Some("1"));
+            // Whether it came before or after the entry was stored, the push is handled before the reply to this.
+            let _ = client.send(commands::echo(2)).await.unwrap();
+            assert_eq!(cache(&client).entries, kept, "{key}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_invalidation_removes_all_entries() {
+    let mut many = "*200001\r\n".to_owned();
+    for number in 0..200_000 {
+        write!(many, "$6\r\n{number:06}\r\n").unwrap();
+    }
+    many += "$1\r\nk\r\n";
+    let cases = [
+        (invalidate("*1\r\n$1\r\nk\r\n"), 0),
+        (invalidate("_\r\n"), 0),
+        (invalidate(&many), 0),
+        (invalidate("*1\r\n$5\r\nother\r\n"), 1),
+        (invalidate("*0\r\n"), 1),
+        (">2\r\n$7\r\nmessage\r\n_\r\n".to_owned(), 1),
+        (">1\r\n:1\r\n".to_owned(), 1),
+        (invalidate(":5\r\n"), 0),
+        (invalidate("$1\r\nk\r\n"), 0),
+        (invalidate("*2\r\n:1\r\n*1\r\n$1\r\nk\r\n"), 0),
+        (invalidate("%1\r\n$1\r\nk\r\n$1\r\nk\r\n"), 0),
+        (">1\r\n$10\r\ninvalidate\r\n".to_owned(), 0),
+        (">3\r\n$10\r\ninvalidate\r\n*0\r\n*0\r\n".to_owned(), 0),
+    ];
+    let server = pushing(Vec::leak(cases.iter().map(|(push, _)| push.clone()).collect())).await;
+    let client = Client::connect(caching(server.port())).await.unwrap();
+    for (index, (push, kept)) in cases.iter().enumerate() {
+        get(&client, "k").await;
+        assert_eq!(cache(&client).entries, 1);
+        let _ = client.send(commands::echo(index)).await.unwrap();
+        assert_eq!(cache(&client).entries, *kept, "{}", &push[..push.len().min(80)]);
+    }
+    assert_eq!(client.status().borrow().generation, 1);
+}
+
+#[test]
+#[ignore = "measures the time of a hit, in a release build"]
+fn speed_of_hits() {
+    const READS: u32 = 2_000_000;
+    let server = RedisServer::start();
+    server.cli(["SET", "user:1234:name", "a string of thirty-two bytes ...."]);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let read = async |client: &Client| {
+        let since = Instant::now();
+        for _ in 0..READS {
+            let name: String = client.cached(commands::get("user:1234:name").returning()).await.unwrap();
+            assert_eq!(name.len(), 33);
+        }
+        since.elapsed().as_nanos() / u128::from(READS)
+    };
+    runtime.block_on(async {
+        let client = Client::connect(caching(server.port())).await.unwrap();
+        for _ in 0..5 {
+            println!("{} ns for a hit", read(&client).await);
+        }
+        let mut readers = JoinSet::new();
+        for _ in 0..2 {
+            let client = client.clone();
+            readers.spawn(async move { read(&client).await });
+        }
+        println!("{:?} ns for a hit of one key by two tasks", readers.join_all().await);
+        let since = Instant::now();
+        for _ in 0..READS {
+            drop(std::hint::black_box(commands::get("user:1234:name")));
+        }
+        println!("{} ns of it for the command", since.elapsed().as_nanos() / u128::from(READS));
+    });
 }

@@ -14,6 +14,7 @@ mod equivalence;
 mod error_codes;
 mod everyday;
 mod example;
+mod examples;
 mod faults;
 mod flooding;
 mod hostile;
