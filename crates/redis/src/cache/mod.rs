@@ -40,11 +40,11 @@ pub(crate) use self::tracked::Cache;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheOptions {
-    /// The memory for entries in bytes: commands, replies, 40 bytes for each element of a reply, and 256 bytes for each entry. Default:
-    /// 64 MiB, which is about 180 000 short strings.
+    /// The memory for entries in bytes: commands, replies, 40 bytes for each element of a reply, and 320 bytes for each entry. Default:
+    /// 64 MiB, which is about 170 000 short strings.
     pub max_bytes: usize,
     /// The size of the largest entry in bytes. A larger reply is returned and not kept. Default: 1 MiB, so that a few large replies do not
-    /// evict everything else. It is at most a sixteenth of `max_bytes`, or 1 MiB if that is more.
+    /// evict everything else. Not more than a sixteenth of `max_bytes` has an effect, or than 1 MiB if `max_bytes` is below 16 MiB.
     pub max_entry_bytes: usize,
     /// The age at which an entry is read again. It limits how long an old value is returned if the connection hangs and no invalidation
     /// arrives: the next read then fails, and the connection is replaced. Default: 5 minutes.

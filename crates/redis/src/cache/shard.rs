@@ -12,8 +12,9 @@ use tokio::time::Instant;
 
 use crate::Value;
 
-/// The memory of an entry besides its command and its reply, in bytes: about what a short string takes on a 64-bit system.
-pub(super) const ENTRY_BYTES: usize = 256;
+/// The memory of an entry besides the bytes of its command and its reply: its slot, its places in both tables and the headers of its
+/// allocations, on a 64-bit system and with the average free capacity of vectors and tables.
+pub(super) const ENTRY_BYTES: usize = 320;
 
 /// Marks the end of a list.
 const NONE: u32 = u32::MAX;
@@ -245,7 +246,7 @@ impl<L> Contents<L> {
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            u32::try_from(self.slots.len() - 1).expect("each entry has 256 bytes, so there are fewer than 2^32")
+            u32::try_from(self.slots.len() - 1).expect("2^32 entries do not fit in memory")
         });
         self.slots[slot as usize] = Some(entry);
         let slots = &self.slots;
