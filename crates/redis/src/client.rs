@@ -14,6 +14,7 @@ use crate::convert::Ignore;
 use crate::driver::Connection;
 use crate::exclusive::{ExclusiveSet, blocking};
 use crate::observe::ClientStats;
+use crate::pubsub::PubSub;
 use crate::request::read_reply;
 use crate::resp::encode_command;
 use crate::sharing::Route;
@@ -36,6 +37,7 @@ pub(crate) struct ClientShared {
     /// The connection that all tasks share.
     pub(crate) connection: Arc<ConnectionShared>,
     pub(crate) exclusive: ExclusiveSet,
+    pub(crate) pubsub: PubSub,
     pub(crate) tasks: Tasks,
     /// The generation of the shared connection on which the user may use `MULTI` and `EXEC`.
     multi_generation: AtomicU64,
@@ -53,6 +55,7 @@ impl Client {
         let cache = options.cache.as_ref().map(|options| Cache::new(options, tasks.clone()));
         let shared = Arc::new(ClientShared {
             exclusive: ExclusiveSet::new(&options),
+            pubsub: PubSub::default(),
             connection: Arc::new(ConnectionShared::shared(options).with_cache(cache)),
             tasks,
             multi_generation: AtomicU64::new(0),
@@ -188,7 +191,11 @@ impl Client {
 
     /// Returns the statistics of the client.
     pub fn stats(&self) -> ClientStats {
-        ClientStats { exclusive: self.shared.exclusive.stats(), ..self.shared.connection.stats() }
+        ClientStats {
+            exclusive: self.shared.exclusive.stats(),
+            pubsub: self.shared.pubsub.stats(),
+            ..self.shared.connection.stats()
+        }
     }
 
     /// Closes the client: rejects new requests, waits for the replies to those in flight, and closes all its connections.
@@ -207,6 +214,7 @@ impl Client {
 impl ClientShared {
     /// Closes all connections. Each must have ended by this deadline, or by an earlier one that was set before.
     pub(crate) fn close(&self, deadline: Instant) {
+        self.pubsub.close();
         self.exclusive.close(deadline);
         self.connection.queue.close(deadline);
         // After the queue has closed, so that no load begins that would be kept.

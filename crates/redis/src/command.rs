@@ -69,6 +69,20 @@ pub enum CommandError {
     /// The reply to the command cannot be [cached](crate::cache).
     #[error("{0}")]
     NotCacheable(NotCacheable),
+    /// A subscription names no channel and no pattern.
+    #[error("expected at least one channel or pattern to subscribe to, got none")]
+    NoChannels,
+    /// The shard channels of a subscription are in different hash slots, which are on different nodes of a cluster.
+    #[error(
+        "the shard channels \"{}\" and \"{}\" are in different hash slots; subscribe to those of each slot separately, or give them a \
+         common {{tag}}",
+        channels[0],
+        channels[1]
+    )]
+    ShardChannelSlots {
+        /// Two channels in different slots.
+        channels: Box<[String; 2]>,
+    },
 }
 
 /// Names the field in an error.
@@ -207,6 +221,7 @@ impl Command {
         sharing::route(self.as_bytes()).map_err(CommandError::NotShareable)
     }
 
+    /// Checks the name and the lengths, but not whether the command can be shared.
     pub(crate) fn check_encoding(&self) -> Result<(), CommandError> {
         self.error.clone().map_or(Ok(()), Err)
     }

@@ -111,6 +111,9 @@ pub enum ConnectionError {
     /// [`Options::connect_timeout`](crate::Options::connect_timeout) either.
     #[error("the server does not respond: a reply is overdue, and a PING was not answered within `connect_timeout`")]
     Unresponsive,
+    /// The server rejected a change of the subscriptions that it may accept on another connection.
+    #[error("the server rejected a change of the subscriptions: {0}")]
+    Subscriptions(#[source] Box<ServerError>),
 }
 
 /// An error reply of the server.

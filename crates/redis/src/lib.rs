@@ -77,6 +77,10 @@
 //! # }
 //! ```
 //!
+//! # Pub/sub
+//!
+//! [`Client::subscribe`] returns a stream of messages, which survives reconnects: see [`pubsub`].
+//!
 //! # Without I/O
 //!
 //! [`resp`] has the codec, for servers and for other clients: a decoder and an encoder of RESP3 and RESP2.
@@ -97,6 +101,7 @@ mod fields;
 pub mod observe;
 mod options;
 mod pipeline;
+pub mod pubsub;
 mod request;
 pub mod resp;
 mod script;

@@ -76,6 +76,10 @@ pub struct Options {
     /// The settings of the [cache](crate::cache) that [`Client::cached`](crate::Client::cached) reads through. Default: none, because
     /// the server uses memory for each key that it tracks.
     pub cache: Option<CacheOptions>,
+    /// The time without input after which the pub/sub connection is probed with a `PING`, which the server must answer within
+    /// `connect_timeout`. Default: 10 s, so that a server that is gone is noticed although no message is expected.
+    /// `Duration::MAX` means never.
+    pub pubsub_ping_after: Duration,
     /// Limits on replies. A reply above them ends the connection. Default: [`DecoderOptions::default`].
     pub decoder: DecoderOptions,
     /// Whether every request has a `tracing` span, with the name of the command and without its arguments. Default: false, because
@@ -107,6 +111,7 @@ impl Default for Options {
             max_exclusive: 16,
             unclaimed_hook: None,
             cache: None,
+            pubsub_ping_after: Duration::from_secs(10),
             decoder: DecoderOptions::default(),
             trace: false,
             slow_hook: None,
@@ -245,6 +250,13 @@ impl Options {
     #[must_use]
     pub fn cache(mut self, cache: CacheOptions) -> Self {
         self.cache = Some(cache);
+        self
+    }
+
+    /// Sets [`pubsub_ping_after`](#structfield.pubsub_ping_after).
+    #[must_use]
+    pub fn pubsub_ping_after(mut self, pubsub_ping_after: Duration) -> Self {
+        self.pubsub_ping_after = pubsub_ping_after;
         self
     }
 

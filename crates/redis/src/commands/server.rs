@@ -77,6 +77,11 @@ pub fn publish(channel: impl ToArgument, message: impl ToArgument) -> Request<u6
     Command::new("PUBLISH").arg(channel).arg(message).returning()
 }
 
+/// Sends a message to the subscribers of a shard channel, and returns the number of receivers on this server. Since Redis 7.
+pub fn spublish(channel: impl ToArgument, message: impl ToArgument) -> Request<u64> {
+    Command::new("SPUBLISH").arg(channel).arg(message).returning()
+}
+
 /// Returns the memory that a key uses, in bytes.
 pub fn memory_usage(key: impl ToArgument) -> Request<Option<u64>> {
     Command::new("MEMORY").arg("USAGE").arg(key).returning()

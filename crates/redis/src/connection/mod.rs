@@ -14,6 +14,7 @@
 //! 6. When the connection is lost, every request in flight ends with an error that says whether a byte of it was written. The
 //!    actor then reconnects (`transport`) and publishes every state (`status`).
 
+mod backoff;
 mod batch;
 mod clock;
 mod exchange;
@@ -27,13 +28,13 @@ mod serving;
 mod shared;
 mod status;
 mod tracking;
-mod transport;
+pub(crate) mod transport;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+pub(crate) use self::backoff::Backoff;
 pub(crate) use self::clock::{after, later};
 pub(crate) use self::request::{PipelineReplies, ReplySender};
 use self::serving::{Serving, ServingEnd};
@@ -47,8 +48,7 @@ use crate::{ConnectionError, Error, RequestOutcome, RequestPhase, WhileDown};
 /// Dropping it closes the connection: requests in flight end with [`Error::Closed`].
 pub(crate) struct Actor {
     shared: Arc<ConnectionShared>,
-    /// Attempts to connect since a connection last stayed open for `backoff_reset_after`.
-    attempts: u32,
+    backoff: Backoff,
     /// The error for the final status, if it is not there yet.
     last_error: Option<Arc<ConnectionError>>,
 }
@@ -65,7 +65,7 @@ enum AttemptEnd {
 
 impl Actor {
     pub(crate) fn new(shared: Arc<ConnectionShared>) -> Self {
-        Self { shared, attempts: 0, last_error: None }
+        Self { shared, backoff: Backoff::default(), last_error: None }
     }
 
     /// Connects, sends, receives and reconnects. Returns when the connection has been closed, or the server has refused the login.
@@ -118,9 +118,7 @@ impl Actor {
         });
         let since = Instant::now();
         let end = Serving::new(established, Arc::clone(&self.shared)).run().await;
-        if since.elapsed() >= self.shared.options.backoff_reset_after {
-            self.attempts = 0;
-        }
+        self.backoff.record_open(since.elapsed(), &self.shared.options);
         match end {
             ServingEnd::Closed => AttemptEnd::Closed,
             ServingEnd::Lost(error) => {
@@ -173,14 +171,9 @@ impl Actor {
         }
     }
 
-    /// Waits before the next attempt. The first attempt after a steady connection has no delay.
+    /// Waits before the next attempt. Returns `None` as soon as the client is closed.
     async fn back_off(&mut self) -> Option<()> {
-        let options = &self.shared.options;
-        let longest = options.min_backoff.saturating_mul(1 << self.attempts.saturating_sub(1).min(20));
-        let longest = longest.min(options.max_backoff);
-        let delay =
-            if self.attempts == 0 { Duration::ZERO } else { longest.mul_f64(fastrand::f64().mul_add(0.5, 0.5)) };
-        self.attempts = self.attempts.saturating_add(1);
+        let delay = self.backoff.next_delay(&self.shared.options);
         self.unless_closed(tokio::time::sleep(delay)).await
     }
 

@@ -16,26 +16,26 @@ use crate::resp::{Decoder, Message, encode_command};
 use crate::{Address, ConnectionError, ErrorCode, Login, Options, ServerError, Value};
 
 /// A socket to a server.
-pub(super) enum Stream {
+pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 /// A connection after its handshake.
-pub(super) struct Established {
-    pub(super) stream: Stream,
+pub(crate) struct Established {
+    pub(crate) stream: Stream,
     /// Input after the last reply of the handshake: a push may follow at once.
-    pub(super) input: BytesMut,
-    pub(super) decoder: Decoder,
+    pub(crate) input: BytesMut,
+    pub(crate) decoder: Decoder,
     /// The ID of the connection on the server, if the server sends it.
-    pub(super) client_id: Option<i64>,
+    pub(crate) client_id: Option<i64>,
     pub(super) is_resp3: bool,
     /// Whether the server tracks the keys that the connection reads, if it was asked to.
     pub(super) tracked: Option<Result<(), ServerError>>,
 }
 
 /// Why there is no connection.
-pub(super) enum ConnectError {
+pub(crate) enum ConnectError {
     /// Another attempt may succeed.
     Failed(ConnectionError),
     /// The server has refused the login or the database, and would do so again.
@@ -49,7 +49,7 @@ impl From<io::Error> for ConnectError {
 }
 
 /// Connects and does the handshake.
-pub(super) async fn connect(options: &Options) -> Result<Established, ConnectError> {
+pub(crate) async fn connect(options: &Options) -> Result<Established, ConnectError> {
     // Before the socket is opened: servers drop connections that do not authenticate for long.
     let provided = match &options.credentials {
         Some(provider) => {

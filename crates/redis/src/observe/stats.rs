@@ -54,6 +54,8 @@ pub struct ClientStats {
     pub exclusive: ExclusiveStats,
     /// The cache.
     pub cache: CacheStats,
+    /// The subscriptions and their connection.
+    pub pubsub: PubSubStats,
 }
 
 /// Statistics of the exclusive connections of a client.
@@ -71,6 +73,28 @@ pub struct ExclusiveStats {
     pub unclaimed: u64,
     /// Blocking commands whose callers had gone away and that may have popped an element: there was no reply.
     pub unknown: u64,
+}
+
+/// Statistics of the subscriptions of a client, and of the connection that they share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct PubSubStats {
+    /// Subscriptions now.
+    pub subscriptions: usize,
+    /// Different channels and patterns of these subscriptions now.
+    pub channels: usize,
+    /// Whether the connection is open and all subscriptions are restored.
+    pub is_open: bool,
+    /// Connections that were opened so far. It is the generation of the newest one.
+    pub generation: u64,
+    /// Attempts to connect, successful or not.
+    pub connect_attempts: u64,
+    /// Connections that were lost.
+    pub connections_lost: u64,
+    /// Messages read. One that several subscriptions receive counts once.
+    pub messages: u64,
+    /// Messages dropped because a subscription was full. One that several subscriptions miss counts for each.
+    pub dropped: u64,
 }
 
 /// The counters of a client.

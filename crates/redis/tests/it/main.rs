@@ -24,6 +24,7 @@ mod observability;
 mod outcomes;
 mod peers;
 mod permits;
+mod pubsub;
 mod readme;
 mod reference_decoder;
 mod scripts;

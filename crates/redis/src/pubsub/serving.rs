@@ -1,0 +1,297 @@
+//! An open pub/sub connection: it sends the commands of the registry, and delivers messages.
+//!
+//! Nothing but changes of subscriptions and `PING` is sent. In RESP3 confirmations and messages are pushes, in RESP2 they are arrays;
+//! both are read in the same way. If a subscription with [`WhenSlow::Wait`](super::WhenSlow::Wait) is full, the connection keeps the
+//! message and reads no further.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::AsyncWrite;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::inbox::{Inbox, Pushed};
+use super::registry::{Change, Kind, Registry};
+use super::{Message, PubSub};
+use crate::client::ClientShared;
+use crate::connection::later;
+use crate::connection::transport::{Established, Stream};
+use crate::resp::{self, Decoder, encode_command};
+use crate::{ConnectionError, ServerError, Value};
+
+/// With more unwritten bytes than this, no commands are taken.
+const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
+/// Commands that wait for their response, at most.
+const MAX_IN_FLIGHT: usize = 4096;
+/// Minimum free capacity of the input before a read.
+const MIN_READ_BYTES: usize = 4 << 10;
+/// Capacity that is allocated for the input.
+const INPUT_BYTES: usize = 16 << 10;
+/// Capacity above which an empty input is freed.
+const MAX_IDLE_INPUT_BYTES: usize = 1 << 20;
+/// A payload from this length on is a slice of the input, and a shorter one is copied: it would keep the whole read in memory.
+const MIN_SLICE_BYTES: usize = 64 << 10;
+/// Maximum reads per poll before other tasks run.
+const MAX_TURNS: usize = 32;
+/// The time after which a connection without subscriptions is closed.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Why an open connection has ended.
+pub(super) enum ServingEnd {
+    Lost(ConnectionError),
+    /// There were no subscriptions for the linger time.
+    Unused,
+    Closed,
+}
+
+pub(super) struct Serving<'a> {
+    client: &'a ClientShared,
+    stream: Stream,
+    decoder: Decoder,
+    input: BytesMut,
+    output: BytesMut,
+    /// A message that some subscriptions have no space for.
+    stalled: Option<Stalled>,
+    /// The last time that the connection was read, or could not be read because it was stalled.
+    last_heard: Instant,
+    /// When the answer to a `PING` must have come.
+    probe_deadline: Option<Instant>,
+    /// Since when there are no subscriptions.
+    unused_since: Option<Instant>,
+    /// Fires at the earliest deadline, or before it.
+    timer: Pin<Box<Sleep>>,
+}
+
+struct Stalled {
+    message: Message,
+    inboxes: Vec<Arc<Inbox>>,
+}
+
+impl<'a> Serving<'a> {
+    pub(super) fn new(established: Established, client: &'a ClientShared) -> Self {
+        let Established { stream, input, decoder, .. } = established;
+        let now = Instant::now();
+        Self {
+            client,
+            stream,
+            decoder,
+            input,
+            output: BytesMut::new(),
+            stalled: None,
+            last_heard: now,
+            probe_deadline: None,
+            unused_since: None,
+            timer: Box::pin(sleep_until(now)),
+        }
+    }
+
+    /// Serves until the connection is lost, unused or closed.
+    pub(super) async fn run(mut self) -> ServingEnd {
+        let end = std::future::poll_fn(|context| self.poll(context)).await.unwrap_or_else(ServingEnd::Lost);
+        if !matches!(end, ServingEnd::Lost(_)) {
+            // Nothing is lost if it fails: there are no subscriptions.
+            let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
+        }
+        end
+    }
+
+    fn pubsub(&self) -> &'a PubSub {
+        &self.client.pubsub
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<ServingEnd, ConnectionError>> {
+        if self.pubsub().watch(context.waker()) {
+            return Poll::Ready(Ok(ServingEnd::Closed));
+        }
+        for _ in 0..MAX_TURNS {
+            self.take_commands();
+            self.write(context)?;
+            if !self.read(context)? {
+                return self.wait(context);
+            }
+        }
+        context.waker().wake_by_ref();
+        self.wait(context)
+    }
+
+    /// Encodes commands, unless enough bytes are unwritten or enough responses are missing.
+    fn take_commands(&mut self) {
+        while self.output.len() < MAX_UNWRITTEN_BYTES {
+            let next = self.pubsub().update(|registry| registry.next_command(MAX_IN_FLIGHT));
+            let Some(Change { subscribes, kind, name }) = next else { break };
+            let verb = match (kind, subscribes) {
+                (Kind::Channel, true) => "SUBSCRIBE",
+                (Kind::Channel, false) => "UNSUBSCRIBE",
+                (Kind::Pattern, true) => "PSUBSCRIBE",
+                (Kind::Pattern, false) => "PUNSUBSCRIBE",
+                (Kind::Shard, true) => "SSUBSCRIBE",
+                (Kind::Shard, false) => "SUNSUBSCRIBE",
+            };
+            encode_command(&[verb.as_bytes(), &name], &mut self.output);
+        }
+    }
+
+    fn write(&mut self, context: &mut Context<'_>) -> Result<(), ConnectionError> {
+        while !self.output.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(context, &self.output) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Poll::Ready(Ok(count)) => self.output.advance(count),
+                Poll::Ready(Err(error)) => return Err(error.into()),
+            }
+        }
+        if self.output.is_empty() && self.output.capacity() > 2 * MAX_UNWRITTEN_BYTES {
+            self.output = BytesMut::new();
+        }
+        Ok(())
+    }
+
+    /// Reads once and delivers. Returns false if there is nothing to read, or a subscription is full.
+    fn read(&mut self, context: &mut Context<'_>) -> Result<bool, ConnectionError> {
+        // Input that was left when a subscription was full, or that followed the handshake.
+        if !self.deliver()? {
+            return Ok(false);
+        }
+        if self.input.capacity() - self.input.len() < MIN_READ_BYTES {
+            let is_idle = self.input.is_empty() && !self.decoder.is_midway(&self.input);
+            if is_idle && self.input.capacity() > MAX_IDLE_INPUT_BYTES {
+                self.input = BytesMut::new();
+            }
+            self.input.reserve(INPUT_BYTES);
+        }
+        match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(0)) => Err(ConnectionError::EndOfStream),
+            Poll::Ready(Ok(_)) => {
+                self.note_heard();
+                self.deliver()
+            }
+            Poll::Ready(Err(error)) => Err(error.into()),
+        }
+    }
+
+    fn note_heard(&mut self) {
+        self.last_heard = Instant::now();
+        self.probe_deadline = None;
+    }
+
+    /// Delivers what was read. Returns false if a subscription is full.
+    fn deliver(&mut self) -> Result<bool, ConnectionError> {
+        loop {
+            if let Some(Stalled { message, inboxes }) = self.stalled.take() {
+                self.push(&message, inboxes.iter());
+                if self.stalled.is_some() {
+                    return Ok(false);
+                }
+                // The server is judged by what it sends from now on.
+                self.note_heard();
+            }
+            match self.decoder.decode(&mut self.input)? {
+                Some(resp::Message::Push(items)) => self.receive(&items, true)?,
+                Some(resp::Message::Reply(Value::Array(items))) => self.receive(&items, false)?,
+                Some(resp::Message::Reply(reply)) => match reply.as_error() {
+                    Some(text) => self.update(|registry| registry.refused(ServerError::parse(text)))?,
+                    None => self.update(Registry::ponged)?,
+                },
+                None => return Ok(true),
+            }
+        }
+    }
+
+    fn update<T>(&self, change: impl FnOnce(&mut Registry) -> T) -> T {
+        self.pubsub().update(change)
+    }
+
+    /// Takes a confirmation or a message: a push in RESP3, an array in RESP2.
+    fn receive(&mut self, items: &[Value], is_push: bool) -> Result<(), ConnectionError> {
+        let mut words = items.iter().map(|item| item.as_bytes().ok_or(ConnectionError::UnexpectedReply));
+        let mut next = || words.next().unwrap_or(Err(ConnectionError::UnexpectedReply));
+        let word = next()?;
+        let kind = match &word[..] {
+            b"message" | b"subscribe" | b"unsubscribe" => Kind::Channel,
+            b"pmessage" | b"psubscribe" | b"punsubscribe" => Kind::Pattern,
+            b"smessage" | b"ssubscribe" | b"sunsubscribe" => Kind::Shard,
+            b"pong" if !is_push => return self.update(Registry::ponged),
+            // Servers may send pushes of other kinds.
+            _ if is_push => return Ok(()),
+            _ => return Err(ConnectionError::UnexpectedReply),
+        };
+        let name = next()?;
+        match &word[..] {
+            b"message" | b"smessage" => self.publish(kind, name, None, next()?),
+            b"pmessage" => self.publish(kind, name, Some(next()?), next()?),
+            _ => {
+                let subscribes = !word.ends_with(b"unsubscribe");
+                return self.update(|registry| registry.confirmed(subscribes, kind, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a message to all subscriptions of its channel or pattern. For a pattern, `channel` is the one that matches.
+    fn publish(&mut self, kind: Kind, name: &[u8], channel: Option<&Bytes>, payload: &Bytes) {
+        self.pubsub().counters.messages.fetch_add(1, Relaxed);
+        // Without listeners, the server has not executed an `UNSUBSCRIBE` yet.
+        let Some((name, listeners)) = self.pubsub().listeners(kind, name) else { return };
+        let payload = if payload.len() < MIN_SLICE_BYTES { Bytes::copy_from_slice(payload) } else { payload.clone() };
+        let message = match channel {
+            Some(channel) => Message { channel: Bytes::copy_from_slice(channel), pattern: Some(name), payload },
+            None => Message { channel: name, pattern: None, payload },
+        };
+        self.push(&message, listeners.iter().map(|listener| &listener.inbox));
+    }
+
+    fn push<'i>(&mut self, message: &Message, inboxes: impl Iterator<Item = &'i Arc<Inbox>>) {
+        let mut full = Vec::new();
+        for inbox in inboxes {
+            match inbox.push(message.clone()) {
+                Pushed::Done => {}
+                Pushed::Dropped(count) => {
+                    self.pubsub().counters.dropped.fetch_add(count, Relaxed);
+                }
+                Pushed::Full(_) => full.push(Arc::clone(inbox)),
+            }
+        }
+        if !full.is_empty() {
+            self.stalled = Some(Stalled { message: message.clone(), inboxes: full });
+        }
+    }
+
+    /// Waits for the next deadline, and acts on those that have passed.
+    fn wait(&mut self, context: &mut Context<'_>) -> Poll<Result<ServingEnd, ConnectionError>> {
+        loop {
+            let now = Instant::now();
+            let is_unused = self.pubsub().is_unused();
+            self.unused_since = is_unused.then(|| self.unused_since.unwrap_or(now));
+            let linger = self.unused_since.map(|since| since + LINGER);
+            if linger.is_some_and(|deadline| deadline <= now) && self.update(Registry::end_if_unused) {
+                return Poll::Ready(Ok(ServingEnd::Unused));
+            }
+            let options = &self.client.connection.options;
+            let liveness = match self.probe_deadline {
+                // While the input is not read, nothing is known about the server.
+                _ if self.stalled.is_some() => None,
+                Some(deadline) if deadline <= now => return Poll::Ready(Err(ConnectionError::Unresponsive)),
+                Some(deadline) => Some(deadline),
+                None => Some(later(self.last_heard, options.pubsub_ping_after)),
+            };
+            if self.probe_deadline.is_none() && liveness.is_some_and(|deadline| deadline <= now) {
+                self.probe_deadline = Some(later(now, options.connect_timeout));
+                self.update(Registry::ping);
+                encode_command(&["PING"], &mut self.output);
+                self.write(context)?;
+                continue;
+            }
+            let Some(next) = liveness.into_iter().chain(linger).min() else { return Poll::Pending };
+            if self.timer.deadline() > next || self.timer.is_elapsed() {
+                self.timer.as_mut().reset(next);
+            }
+            ready!(self.timer.as_mut().poll(context));
+        }
+    }
+}
