@@ -32,12 +32,12 @@ pub(crate) fn is_eviction(change: &Change, at: u64) -> bool {
 }
 
 impl Draft {
-    /// Runs `work` at most once for each user and key: if this user has used this key in the last 24 hours, returns the stored reply
-    /// instead. `request` identifies the request; the same key with another request is an error. A failed write has no effect, and
-    /// can be retried with the same key.
+    /// Runs `work` and stores its reply for 24 hours. If this user has a stored reply for this key, returns it instead. `request`
+    /// identifies the request; the same key with another request is an error. A failed write has no effect, and can be retried with
+    /// the same key.
     ///
-    /// The stored replies are bounded: see [`Limits::max_user_replies`](crate::Limits::max_user_replies) and
-    /// [`Limits::max_replies`](crate::Limits::max_replies).
+    /// The stored replies are bounded, so a reply can be evicted earlier: see
+    /// [`Limits::max_user_replies`](crate::Limits::max_user_replies) and [`Limits::max_replies`](crate::Limits::max_replies).
     pub fn once(
         &mut self,
         user: &str,

@@ -603,7 +603,7 @@ mod tests {
         let ids = |bucket: &Bucket| bucket.rows().map(|row| row.text().to_owned()).collect::<Vec<_>>();
         assert_eq!(ids(&bucket)[1], r#"{"id":1,"name":"one"}"#);
         assert_eq!(ids(&before)[1], r#"{"id":1,"name":"1"}"#, "the clone is unchanged");
-        assert_eq!(bucket.get(&Value::String("1".into())), None, "keys are strict");
+        assert_eq!(bucket.get(&Value::String("1".into())), None, "a string does not equal a number");
         assert!(bucket.remove(&Value::Number(1.0)).is_some());
         assert_eq!((bucket.len(), bucket.remove(&Value::Number(1.0))), (2, None));
         // The unique name can be used again.

@@ -452,7 +452,7 @@ impl Draft {
         let row = self.check(name, &record, None)?;
         self.expect_visible(name, &row)?;
         let known = self.existing(name, &row)?;
-        // A hidden record keeps its key, unless it has expired.
+        // The key of a hidden record cannot be used, unless the record has expired.
         let is_live = |known: &Row| self.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now));
         if known.is_some_and(|known| is_live(known) && !self.is_visible(known)) {
             let field = self.bucket(name)?.definition().key.clone();
@@ -549,7 +549,7 @@ impl Draft {
         Ok(row)
     }
 
-    /// Stores a row without validation.
+    /// Stores a row. Only unique fields are checked.
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
         let bucket = Arc::clone(self.state.any_bucket(name)?.0);
         self.is_changing = true;

@@ -1,7 +1,8 @@
 //! Access paths: ranges of indexes that contain all records which can match a filter.
 //!
-//! An index is usable if the conditions that must all hold fix its first fields to a few values each, or bound the next field after
-//! them. A disjunction can use indexes if each of its alternatives can; then the ranges of all alternatives are read.
+//! An index is usable if the filter requires a value, or one of a few values, in each of its first fields. A range of the field after
+//! them, or of the first field, is used too. A disjunction can use indexes if each of its alternatives can; then the ranges of all
+//! alternatives are read.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -11,20 +12,20 @@ use crate::filter::{Comparison, Test};
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Field, Filter};
 
-/// An access path: parts of indexes that contain all records which can match.
+/// An access path: records and ranges of indexes that contain all records which can match.
 #[derive(Debug)]
 pub(super) struct Access<'a> {
     parts: Vec<AccessPart<'a>>,
     selectivity: Selectivity,
     /// Whether a record can be in several parts.
     may_overlap: bool,
-    /// Whether the records are in insertion order.
-    is_in_order: bool,
+    /// Whether the parts return the records in insertion order.
+    is_in_insertion_order: bool,
     /// Whether all records in the parts match, so that the filter need not be evaluated.
     is_exact: bool,
 }
 
-/// One record, or a range of an index.
+/// A part of an access path: one record, or a range of an index.
 #[derive(Debug)]
 enum AccessPart<'a> {
     One(Ordinal),
@@ -36,9 +37,9 @@ enum AccessPart<'a> {
 pub(super) struct Selectivity {
     /// Whether each part has at most one record.
     pub(super) is_unique: bool,
-    /// The number of fields that are fixed to a value.
+    /// The number of first fields of the index with a required value, or one of a few.
     pub(super) fixed: usize,
-    /// Whether the next field is bounded.
+    /// Whether the values of the field after the fixed fields are limited to a range.
     pub(super) is_bounded: bool,
 }
 
@@ -76,8 +77,11 @@ impl<'a> Access<'a> {
     }
 
     /// Returns the ordinals of the records, each once, in insertion order.
-    pub(super) fn into_order(self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + 'a>, Exceeded> {
-        if self.is_in_order {
+    pub(super) fn into_insertion_order(
+        self,
+        budget: &Budget,
+    ) -> Result<Box<dyn Iterator<Item = Ordinal> + 'a>, Exceeded> {
+        if self.is_in_insertion_order {
             return Ok(Box::new(self.parts.into_iter().flat_map(|part| part.ordinals())));
         }
         Ok(Box::new(self.collect(budget)?.into_iter()))
@@ -171,8 +175,8 @@ impl<'f> Conditions<'f> {
         }
     }
 
-    /// Returns a field without an index whose index would serve these conditions: preferably a field that is fixed to values, otherwise
-    /// a bounded field.
+    /// Returns a field that has no index but should have one for these conditions: preferably a field with listed values, otherwise a
+    /// field with a range.
     pub(super) fn missing_index(&self, bucket: &Bucket) -> Option<&'f Field> {
         let has_index = |field: &Field| bucket.indexes().iter().any(|index| index.fields().first() == Some(field));
         let fields = || self.tests.iter().filter(|(field, _)| !has_index(field));
@@ -225,7 +229,7 @@ fn includes_null(sorted: &[IndexKey]) -> bool {
 pub(super) struct Bounds {
     from: IndexKey,
     until: IndexKey,
-    /// Whether the range covers all tests of the field.
+    /// Whether every value in the range passes all tests of the field.
     is_exact: bool,
 }
 
@@ -277,8 +281,7 @@ pub(super) const ENTRY_WORK: usize = 32;
 
 struct Planner<'a, 'b> {
     bucket: &'a Bucket,
-    /// The number of further conditions and values to consider, limited so that planning a large filter takes no longer than evaluating
-    /// it.
+    /// The number of conditions and values that may still be considered. It limits the time to plan a large filter.
     steps_left: usize,
     budget: &'b Budget,
     /// The error if the budget is exceeded. Planning stops then.
@@ -286,6 +289,7 @@ struct Planner<'a, 'b> {
 }
 
 impl<'a> Planner<'a, '_> {
+    /// Limit of the conditions and values that are considered.
     const MAX_STEPS: usize = 100_000;
     /// Limit of the parts of an access path.
     const MAX_PARTS: usize = Filter::MAX_CONDITIONS;
@@ -303,12 +307,15 @@ impl<'a> Planner<'a, '_> {
         }
         // An access path with more parts than records is slower than a scan.
         found.retain(|access| access.parts.len() <= bucket.len());
-        found.into_iter().max_by_key(|access| (access.selectivity, access.is_in_order, Reverse(access.parts.len())))
+        found
+            .into_iter()
+            .max_by_key(|access| (access.selectivity, access.is_in_insertion_order, Reverse(access.parts.len())))
     }
 
-    fn spend(&mut self, effort: usize) -> Option<()> {
-        self.steps_left = self.steps_left.checked_sub(effort)?;
-        self.exceeded = self.exceeded.and_then(|()| self.budget.charge(effort * ENTRY_WORK));
+    /// Counts steps. Returns `None` if planning must stop.
+    fn spend(&mut self, steps: usize) -> Option<()> {
+        self.steps_left = self.steps_left.checked_sub(steps)?;
+        self.exceeded = self.exceeded.and_then(|()| self.budget.charge(steps * ENTRY_WORK));
         self.exceeded.ok()
     }
 
@@ -319,7 +326,7 @@ impl<'a> Planner<'a, '_> {
         let parts: Vec<AccessPart<'_>> =
             keys.iter().filter_map(|key| self.bucket.find(key)).map(|(ordinal, _)| AccessPart::One(ordinal)).collect();
         Some(Access {
-            is_in_order: parts.len() <= 1,
+            is_in_insertion_order: parts.len() <= 1,
             parts,
             selectivity: Selectivity { is_unique: true, fixed: 1, is_bounded: false },
             may_overlap: false,
@@ -355,7 +362,7 @@ impl<'a> Planner<'a, '_> {
             is_bounded: bounds.is_some(),
         };
         // Entries with equal keys are in insertion order.
-        let is_in_order = prefixes.len() <= 1 && fixed == index.fields().len();
+        let is_in_insertion_order = prefixes.len() <= 1 && fixed == index.fields().len();
         if bounds.is_some() {
             fields.push(&index.fields()[fixed]);
         }
@@ -370,18 +377,18 @@ impl<'a> Planner<'a, '_> {
             parts: prefixes.into_iter().filter_map(part).collect(),
             selectivity,
             may_overlap: false,
-            is_in_order,
+            is_in_insertion_order,
             is_exact: is_exact && conditions.test_only(&fields),
         })
     }
 
-    /// Returns an access path with the parts for each of these filters, combined with the tests of `conditions`.
+    /// Returns an access path for the records that match one of these filters and pass the tests of `conditions`.
     fn by_union(&mut self, filters: &[Filter], conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let mut all = Access {
             parts: Vec::new(),
             selectivity: Selectivity { is_unique: true, fixed: usize::MAX, is_bounded: true },
             may_overlap: true,
-            is_in_order: false,
+            is_in_insertion_order: false,
             is_exact: conditions.unions.len() == 1,
         };
         for filter in filters {
@@ -426,7 +433,7 @@ mod tests {
         let budget = Budget::unlimited();
         let access = Access::choose(bucket, &Conditions::of(&filter), &budget).unwrap()?;
         let count = access.count(&budget).unwrap();
-        Some((access.into_order(&budget).unwrap().collect(), count))
+        Some((access.into_insertion_order(&budget).unwrap().collect(), count))
     }
 
     #[test]
@@ -470,18 +477,18 @@ mod tests {
             let bucket = bucket(&indexes);
             let filter = Filter::parse(&json!({"a": 1})).unwrap();
             let access = Access::choose(&bucket, &Conditions::of(&filter), &Budget::unlimited()).unwrap().unwrap();
-            assert!(access.is_in_order, "{indexes}");
+            assert!(access.is_in_insertion_order, "{indexes}");
         }
     }
 
     #[test]
-    fn planning_effort_is_bounded() {
+    fn planning_steps_are_limited() {
         let bucket = bucket(&json!(["a", "b"]));
         let many: Vec<Json> = (0..50).map(|n| json!({"a": n})).collect();
         assert!(examined(&bucket, &json!({"$or": many})).is_some());
         let tests: Vec<Json> = (0..3000).map(|n| json!({"b": {"$neq": n}})).collect();
         assert_eq!(examined(&bucket, &json!({"$or": many, "$and": tests})), None);
-        // An access path that was found before the limit is used.
+        // If the limit is reached, an access path that was found earlier is used.
         let values: Vec<u32> = (0..5000).collect();
         let filters: Vec<Json> = (0..2000).map(|n| json!({"plain": n})).collect();
         let (found, count) = examined(&bucket, &json!({"id": {"$in": values}, "$or": filters})).unwrap();

@@ -147,7 +147,7 @@ impl Query {
         self.scan(bucket, now, budget).entries()
     }
 
-    /// Returns a field whose index would serve the filter, if no index of the bucket does.
+    /// Returns a field that has no index, but should have one for the filter, if any.
     pub(crate) fn missing_index(&self, bucket: &Bucket) -> Option<&Field> {
         Conditions::of(&self.filter).missing_index(bucket)
     }

@@ -1,8 +1,8 @@
 //! Plans: the choice of the records to examine, and of their order.
 //!
 //! A plan reads ranges of indexes that contain all records which can match the filter, or an index in the order of the sort, so that
-//! a query with a limit can stop early. Otherwise it scans all records. Every examined record is checked with the whole filter, so a
-//! bad plan is slow but never wrong.
+//! a query with a limit can stop early. Otherwise it scans all records. Every record in a result has been checked with the whole
+//! filter, so a bad plan is slow but never wrong. Only a count skips the check, if all records in the ranges match.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -17,7 +17,7 @@ use crate::{Bucket, Direction, Field, Filter, Row};
 /// Work of visiting one record in a scan, without evaluating the filter.
 const VISIT_WORK: usize = 24;
 
-/// A read of a bucket: a filter at a time, within a budget.
+/// A read of the records of a bucket that match a filter and have not expired at a given time, within a budget.
 #[derive(Clone, Copy)]
 pub(crate) struct Scan<'a, 'f> {
     pub(crate) bucket: &'a Bucket,
@@ -59,7 +59,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
     /// Returns the candidates from an index in insertion order, or `None` if no index is usable.
     fn candidates(self) -> Result<Option<Box<dyn Iterator<Item = Ordinal> + 'a>>, Exceeded> {
         let access = Access::choose(self.bucket, &Conditions::of(self.filter), self.budget)?;
-        access.map(|access| access.into_order(self.budget)).transpose()
+        access.map(|access| access.into_insertion_order(self.budget)).transpose()
     }
 
     fn entry(&self, ordinal: Ordinal) -> Option<Entry<'a>> {
@@ -140,8 +140,8 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         Ok(found.into_iter().skip(offset).collect())
     }
 
-    /// Returns the selected rows in the order of an index. Returns `None` if so few of the first rows are selected that a sequential
-    /// scan is faster than random access through the index.
+    /// Returns the selected rows in the order of an index, without the first `offset` rows, until `wanted` rows are selected in total.
+    /// Returns `None` if so few of the first rows are selected that a sequential scan is faster than random access through the index.
     fn walk(self, order: &SortedScan<'_>, offset: usize, wanted: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
         let Self { bucket, budget, .. } = self;
         let trial_rows = bucket.len() / 8;

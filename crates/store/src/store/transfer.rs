@@ -87,7 +87,7 @@ pub enum ImportProblem {
     #[error("invalid JSON")]
     Json(#[from] serde_json::Error),
     /// The line has an unknown form.
-    #[error("expected a bucket, a query, a record or the end of the export")]
+    #[error("expected a bucket, a system bucket, a query, a record or the end of the export")]
     Unknown,
     /// The program does not declare the system bucket.
     #[error("system bucket \"{name}\" is not declared by this program; declare it when the store is opened")]

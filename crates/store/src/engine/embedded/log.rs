@@ -1,8 +1,8 @@
-//! The end of the log, to which groups are appended.
+//! The end of the log, to which each group of commits is appended as one frame.
 //!
-//! A group is appended to the bytes of the page in which the last group ended, padded with zeros to a full page, and written with
-//! one call into preallocated space, without a read, an allocation or a change of metadata. The durable bytes of that page are
-//! rewritten unchanged, so a torn write does not change them.
+//! The last page of the log is usually written only in part, and its bytes stay in memory. A frame is appended to them, padded with
+//! zeros to full pages, and written with one call into preallocated space. The call reads nothing, and allocates no blocks and changes
+//! no metadata of the file. The durable bytes of that page are rewritten unchanged, so a torn write does not change them.
 
 use std::io;
 use std::path::PathBuf;
@@ -37,6 +37,7 @@ pub(super) struct Log {
     pub(super) cursor: Cursor,
     /// The number of the last durable frame.
     durable: u64,
+    /// Whether commits are acknowledged before they are durable.
     is_relaxed: bool,
     /// Offset of the buffer in the file: a multiple of the page size.
     page_offset: u64,
@@ -93,7 +94,7 @@ impl Log {
         let (data_dir, number) = (Arc::clone(&self.data_dir), self.segment.number + 1);
         self.data_dir.disk.spawn(Box::new(move || {
             let created = Segment::create(&data_dir, number, None);
-            // The directory is unlocked before the receiver gets the result.
+            // Released before the receiver gets the result, so that this thread does not keep the directory locked.
             drop(data_dir);
             let _ = sender.send(created);
         }));

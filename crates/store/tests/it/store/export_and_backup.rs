@@ -67,8 +67,18 @@ fn invalid_import_is_rejected_with_its_line() {
             0,
         ),
         (vec![head, bucket, "nothing"], 3, "invalid JSON", 0),
-        (vec![head, bucket, "[]"], 3, "expected a bucket, a query, a record or the end of the export", 0),
-        (vec![head, bucket, r#"{"in":"b"}"#], 3, "expected a bucket, a query, a record or the end of the export", 0),
+        (
+            vec![head, bucket, "[]"],
+            3,
+            "expected a bucket, a system bucket, a query, a record or the end of the export",
+            0,
+        ),
+        (
+            vec![head, bucket, r#"{"in":"b"}"#],
+            3,
+            "expected a bucket, a system bucket, a query, a record or the end of the export",
+            0,
+        ),
         (
             vec![head, bucket, record, record],
             5,
