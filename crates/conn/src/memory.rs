@@ -5,7 +5,7 @@
 //! [`MemoryAccount::hold`]. A body that several connections share counts for each of them.
 //!
 //! **Cost.** The actor and the outbox record multiples of [`STEP_BYTES`], the actor at most once per poll. An account changes the
-//! shared total only when it crosses a multiple, so small messages that are soon written never change the total.
+//! shared total only when it crosses a multiple, so small messages that are written at once do not change the total.
 //!
 //! **Closing.** When the total exceeds the limit, the connection with the largest account is closed, then the next one, until the
 //! remaining accounts are below the limit. An account that is being closed has a flag in the atomic word that also holds its bytes, so

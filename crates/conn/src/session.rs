@@ -185,7 +185,7 @@ pub struct ConnectionContext<F: FrameLike = Frame> {
     pub(crate) next_tick_millis: Option<NonZeroU64>,
     /// Bytes that were encoded and not written when the current tick began.
     pub(crate) unsent_bytes: usize,
-    /// The limit of a frame that is read, and of frames that wait, if the protocol has set one.
+    /// The limit that the protocol has set with [`limit_input`](Self::limit_input), in bytes.
     pub(crate) input_limit: Option<NonZeroUsize>,
     /// State of the protocol for this connection.
     pub data: Option<Box<dyn Any + Send>>,
@@ -253,8 +253,9 @@ impl<F: FrameLike> ConnectionContext<F> {
         self.counters
     }
 
-    /// Returns the number of bytes that were encoded and not yet written when the current [tick](crate::Protocol::on_tick) began. A
-    /// frame that the tick returns is written after these bytes, when [`Counters::bytes_out`] has grown by more than this number.
+    /// Returns the number of bytes that were encoded and not yet written when the current [tick](crate::Protocol::on_tick) began. They
+    /// are written before a frame that the tick returns. So the frame has been reached when [`Counters::bytes_out`] has grown by more
+    /// than this number.
     pub fn unsent_bytes(&self) -> usize {
         self.unsent_bytes
     }

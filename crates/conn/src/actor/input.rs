@@ -221,8 +221,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Calls the closure of a [`Reply::InTurn`]. All requests before it have been answered, and no later request has been handled,
-    /// unless a future returned the closure.
+    /// Calls the closure of a [`Reply::InTurn`]. All earlier requests have been answered. No later request has been handled, except if a
+    /// future returned the `InTurn`, because requests are handled while the future is pending.
     #[cold]
     pub(super) fn call_in_turn(&mut self, closure: ReplyInTurn<P::Frame, P::ProtocolError>) {
         // During the call, `ConnectionContext::ticket` is that of this request.

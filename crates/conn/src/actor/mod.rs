@@ -19,7 +19,7 @@
 //!
 //! The actor works in turns. In a turn it gathers pushes and replies into the batch, handles input, writes and reads. The protocol
 //! chooses whether pushes or replies come first. In every turn that begins with capacity in the batch, pushes, replies and requests
-//! get at least one frame each. Pushes or replies, whichever come first, fill at most three quarters of the batch while others wait.
+//! get at least one frame each. Pushes, and replies that come before pushes, fill at most three quarters of the batch while others wait.
 //! So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
 //!
 //! If a peer does not read, the batch becomes full. Then the actor takes nothing from the outbox, pushers wait, and no request is
@@ -63,7 +63,8 @@ use crate::{CloseReason, ConnectionContext, Protocol, ServiceOrder};
 const MAX_TURNS_PER_POLL: usize = 16;
 /// The actor also yields after it has written this many batches, so that a peer that reads fast does not occupy the thread.
 const MAX_BATCHES_PER_POLL: u64 = 4;
-/// Limit of the pushes, and of the replies, that are gathered in a turn. It applies to empty frames, which never fill the batch.
+/// Limit of the pushes, and of the replies, that are gathered in a turn. Without it, empty frames could prolong a turn, because they
+/// do not fill the batch.
 const MAX_FRAMES_PER_TURN: usize = 4096;
 /// An estimate of the bytes that a codec adds to a small frame.
 const FRAME_OVERHEAD_BYTES: usize = 8;
@@ -71,7 +72,7 @@ const FRAME_OVERHEAD_BYTES: usize = 8;
 /// The limits of an actor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// The size of a batch. No frame is added to a larger one.
+    /// The size of a full batch. No further frame is added to it.
     pub(crate) batch_bytes: usize,
     /// Limit of the input that is read ahead of the requests in flight.
     pub(crate) read_ahead_bytes: usize,
@@ -101,7 +102,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     waker: Option<Waker>,
     /// The phase of a shutdown that the actor has entered.
     phase: ShutdownPhase,
-    /// The protocol has not yet announced the shutdown to the peer.
+    /// A shutdown has begun, and the protocol has not yet announced it to the peer.
     must_announce_shutdown: bool,
     /// The last poll let other connections run first because the memory limit is exceeded.
     has_yielded: bool,
@@ -240,7 +241,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Handles the signals in the mailbox: the memory limit, and handles that close the connection or request
+    /// Acts on the signals in the mailbox: the memory limit is exceeded, or another task has closed the connection or requested
     /// [`Protocol::on_wake`].
     #[cold]
     fn handle_signals(&mut self) -> Result<(), CloseReason<P>> {
@@ -331,6 +332,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.batch.is_empty() && !self.needs_flush
     }
 
+    /// Runs one turn: gathers pushes and replies, handles input, writes and reads. Returns whether to run another one.
     fn turn(&mut self, context: &mut Context<'_>) -> Progress<P> {
         let has_capacity = self.batch.len() < self.shared.limits.batch_bytes;
         let mut progress = false;
@@ -366,7 +368,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             // Another turn would find nothing to do, and any new event wakes the actor.
             return Ok(false);
         }
-        // A connection that is closing with nothing left to write ends now.
+        // If the connection is closing and has nothing left to write, returns true, so that `poll` ends it.
         Ok(progress || !self.lifecycle.is_serving() && self.is_written())
     }
 
@@ -396,7 +398,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         true
     }
 
-    /// Closes the connection if its stage, its peer or its codec has nothing left to do. Returns whether it is closing.
+    /// Closes the connection if it is draining or flushing and has finished, if its peer has closed its side and all requests are
+    /// answered, or if the codec is closed. Returns whether it is closing.
     fn close_if_done(&mut self) -> bool {
         if !self.lifecycle.is_serving() {
             return true;

@@ -43,8 +43,8 @@ pub enum RequestError {
         /// Whether the server may have executed the request.
         outcome: Outcome,
     },
-    /// The queue of the connection was full, and the request did not wait because it had a [policy](super::RequestOptions::policy). The
-    /// request was not sent.
+    /// The queue of the connection was full, and the request did not wait for capacity, because its
+    /// [`policy`](super::RequestOptions::policy) is set. It was not sent.
     #[error("the send queue is full; the request was not sent")]
     QueueFull,
     /// The codec could not encode the request. It was not sent.
