@@ -8,10 +8,10 @@ use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 use crate::lock::lock;
 use crate::subscription::{Event, Inbox, Pushed};
 
-/// Limit of the changed queries of a commit that the live thread delivers alone.
+/// If a commit changes at most this number of queries, the live thread delivers its events without the other threads.
 const MAX_QUERIES_INLINE: usize = 64;
 
-/// Fan-out of events to subscribers. [`deliver`](Self::deliver) returns when all deltas of a commit are delivered, so subscribers
+/// Fan-out of events to subscribers. [`deliver`](Self::deliver) returns when all events of a commit are delivered, so subscribers
 /// receive commits in order.
 pub(crate) struct Fanout {
     pool: Pool<Option<Batch>>,
@@ -53,7 +53,7 @@ struct ProgressState {
 pub(crate) struct Delivered {
     /// Events that were queued.
     pub(crate) queued: u64,
-    /// Subscribers that fell behind.
+    /// Subscribers whose queue was full. They continue with a snapshot.
     pub(crate) fell_behind: u64,
 }
 
@@ -113,7 +113,7 @@ impl Fanout {
         Ok(Self { pool, workers: workers.max(1), limits })
     }
 
-    /// Delivers the events of a commit that changes this number of queries.
+    /// Delivers the events of a commit. `queries` is the number of queries that it changes.
     pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize) -> Delivered {
         let limits = self.limits;
         if queries <= MAX_QUERIES_INLINE || self.workers == 1 || deliveries.is_empty() {

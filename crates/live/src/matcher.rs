@@ -363,14 +363,14 @@ impl Matcher {
         self.live(query).map(|live| live.version)
     }
 
-    /// Returns the change that the newest net changes made to a result, by undoing and reapplying them.
-    pub(crate) fn replay(&mut self, query: QueryId, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
+    /// Undoes and reapplies the newest net changes of a result. Returns the change that they made to it.
+    pub(crate) fn replay(&mut self, query: QueryId, changes: &[NetChange<&Row>]) -> Option<ResultChange> {
         let live = self.live_mut(query)?;
         let version = live.version;
         let undo: Vec<NetChange<&Row>> =
-            nets.iter().map(|net| NetChange { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
+            changes.iter().map(|net| NetChange { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
         live.apply(&undo);
-        let change = live.apply(nets);
+        let change = live.apply(changes);
         live.version = version;
         change
     }

@@ -36,33 +36,33 @@ impl<R> NetChange<R> {
 /// The net changes of rows, in the order in which the rows were first changed.
 #[derive(Debug)]
 pub(crate) struct NetChanges<R> {
-    nets: Vec<NetChange<R>>,
+    changes: Vec<NetChange<R>>,
     by_ordinal: HashMap<u64, usize>,
 }
 
 impl<R> NetChanges<R> {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        Self { nets: Vec::with_capacity(capacity), by_ordinal: HashMap::new() }
+        Self { changes: Vec::with_capacity(capacity), by_ordinal: HashMap::new() }
     }
 
     /// Adds a later change.
     pub(crate) fn add(&mut self, change: NetChange<R>) {
-        let index = *self.by_ordinal.entry(change.ordinal).or_insert(self.nets.len());
-        match self.nets.get_mut(index) {
+        let index = *self.by_ordinal.entry(change.ordinal).or_insert(self.changes.len());
+        match self.changes.get_mut(index) {
             Some(known) => known.new = change.new,
-            None => self.nets.push(change),
+            None => self.changes.push(change),
         }
     }
 
     /// Returns the number of rows that were changed.
     pub(crate) fn len(&self) -> usize {
-        self.nets.len()
+        self.changes.len()
     }
 
     /// Returns the changes of rows that are in the result before or after.
     pub(crate) fn iter(&self) -> impl Iterator<Item = NetChange<&R>> {
-        let nets = self.nets.iter().filter(|net| net.is_in_result());
-        nets.map(|net| NetChange { ordinal: net.ordinal, old: net.old.as_ref(), new: net.new.as_ref() })
+        let changes = self.changes.iter().filter(|change| change.is_in_result());
+        changes.map(|change| NetChange { ordinal: change.ordinal, old: change.old.as_ref(), new: change.new.as_ref() })
     }
 }
 
@@ -80,6 +80,6 @@ pub(crate) fn net_changes<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<NetCha
     }
     let mut folded = NetChanges::with_capacity(hits.len());
     hits.iter().filter_map(net).for_each(|net| folded.add(net));
-    folded.nets.retain(NetChange::is_in_result);
-    folded.nets
+    folded.changes.retain(NetChange::is_in_result);
+    folded.changes
 }

@@ -37,7 +37,7 @@ pub(crate) struct LiveQuery {
     pub(crate) version: u64,
     /// Work that is not charged yet, in units of about a nanosecond.
     pub(crate) work: u64,
-    /// The number of the last commit that was checked, and the work that it caused.
+    /// The number of the last commit that was checked, and the work of checking it.
     pub(crate) commit_work: (u64, u64),
     /// The encoded result, if it has not changed since.
     pub(crate) encoded: Option<QueryResult>,
@@ -171,11 +171,11 @@ impl LiveQuery {
         Ok(is_alive && self.query.filter.matches_within(row, budget)?)
     }
 
-    /// Applies changes. Returns the change of the result, if any.
-    pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
+    /// Applies net changes. Returns the change of the result, if any.
+    pub(crate) fn apply(&mut self, changes: &[NetChange<&Row>]) -> Option<ResultChange> {
         let change = match &mut self.result {
-            LiveResult::Rows(rows) => rows.apply(nets).map(ResultChange::Records),
-            LiveResult::Totals(totals) => totals.apply(nets).then_some(ResultChange::Value),
+            LiveResult::Rows(rows) => rows.apply(changes).map(ResultChange::Records),
+            LiveResult::Totals(totals) => totals.apply(changes).then_some(ResultChange::Value),
         };
         self.version += u64::from(change.is_some());
         change

@@ -15,7 +15,7 @@ use crate::query::{RowLifetime, dropped_bucket};
 pub(crate) struct MissedChanges {
     /// The last commit that is included.
     position: Position,
-    nets: NetChanges<Row>,
+    changes: NetChanges<Row>,
 }
 
 /// The history does not reach back to the mark, or has too many changes. The subscriber needs a snapshot.
@@ -28,7 +28,7 @@ impl MissedChanges {
 
     /// Creates an empty set of changes after this position.
     pub(crate) fn after(position: Position) -> Self {
-        Self { position, nets: NetChanges::with_capacity(0) }
+        Self { position, changes: NetChanges::with_capacity(0) }
     }
 
     /// Adds the commits up to `until`, which must be in the history already.
@@ -42,7 +42,7 @@ impl MissedChanges {
         let Ok(mut follower) = store.follow_from(self.position) else { return Ok(Err(HistoryUnavailable)) };
         while self.position.sequence < until.sequence {
             let Ok(Some(commit)) = follower.try_next() else { return Ok(Err(HistoryUnavailable)) };
-            if self.add(query, &commit, budget)?.is_err() || self.nets.len() > Self::MAX_ROWS {
+            if self.add(query, &commit, budget)?.is_err() || self.changes.len() > Self::MAX_ROWS {
                 return Ok(Err(HistoryUnavailable));
             }
             self.position = commit.position;
@@ -70,18 +70,22 @@ impl MissedChanges {
                 continue;
             }
             let (old, new) = (matching(&change.old)?, matching(&change.new)?);
-            self.nets.add(NetChange { ordinal: change.ordinal, old, new });
+            self.changes.add(NetChange { ordinal: change.ordinal, old, new });
         }
         Ok(Ok(()))
     }
 
     /// Returns whether a changed row has expired. It is then unknown whether the subscriber has seen the row.
     pub(crate) fn has_expired(&self, now: u64) -> bool {
-        self.nets.iter().flat_map(|net| [net.old, net.new]).flatten().any(|row| RowLifetime::of(row).has_expired(now))
+        self.changes
+            .iter()
+            .flat_map(|change| [change.old, change.new])
+            .flatten()
+            .any(|row| RowLifetime::of(row).has_expired(now))
     }
 
     /// Returns the net changes.
-    pub(crate) fn nets(&self) -> Vec<NetChange<&Row>> {
-        self.nets.iter().collect()
+    pub(crate) fn net_changes(&self) -> Vec<NetChange<&Row>> {
+        self.changes.iter().collect()
     }
 }

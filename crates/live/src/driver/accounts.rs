@@ -28,7 +28,7 @@ struct Account {
 #[derive(Default)]
 pub(super) struct Accounts {
     by_owner: HashMap<u64, Account>,
-    /// The owners of subscriptions.
+    /// The owners of the subscriptions, by subscription id.
     owners: HashMap<u64, u64>,
     /// The memory of all queries at the last check.
     checked_bytes: usize,
@@ -36,7 +36,7 @@ pub(super) struct Accounts {
 
 /// The time window over which work is summed.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Growth of the live queries after which memory is checked again.
+/// Growth of the memory of live queries after which the limits are checked again.
 const CHECK_BYTES: usize = 1 << 20;
 
 impl Accounts {
@@ -79,7 +79,7 @@ impl Accounts {
 }
 
 impl Driver {
-    /// Charges the work of queries since the last call to the owners of their subscribers.
+    /// Charges each query's work since the last call. It is divided among the owners of the query's subscribers.
     pub(super) fn charge_work(&mut self) {
         let charged = self.matcher.take_work();
         if charged.is_empty() {

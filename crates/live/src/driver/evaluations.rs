@@ -356,7 +356,7 @@ impl Driver {
         if has_expired || missed.has_expired(now) {
             return self.request_result(id);
         }
-        let delta = match self.matcher.replay(live, &missed.nets()) {
+        let delta = match self.matcher.replay(live, &missed.net_changes()) {
             Some(ResultChange::Records(delta)) => Some(delta),
             None => None,
             // An aggregate has no deltas.

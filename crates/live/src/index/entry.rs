@@ -1,8 +1,8 @@
 //! The entries of a query in the index, and how they are chosen.
 //!
 //! A conjunction needs an entry for only one of its conditions: a row that fails this condition cannot match the query. A disjunction
-//! needs an entry for each alternative. Of several usable conditions, the cheapest is chosen: an equality before a range, and an entry
-//! that few other queries share at the time of the subscription.
+//! needs an entry for each alternative. Of several usable conditions, the one with the lowest estimated cost is chosen: an equality
+//! costs less than a range, and an entry costs more the more other queries share it at the time of the subscription.
 
 use std::sync::Arc;
 
@@ -19,9 +19,10 @@ pub(crate) type Text = Arc<[u8]>;
 pub(crate) enum IndexEntry {
     /// The field equals a value.
     Equal(Field, ScalarKey),
-    /// The field is a number in an interval of [`ordered_bits`].
+    /// The [`ordered_bits`] of a number in the field are in this interval: from the first bound, up to but not including the second.
+    /// `None` means no upper bound.
     Numbers(Field, u64, Option<u64>),
-    /// The field is a string in an interval.
+    /// A string in the field is in this interval, with bounds as in `Numbers`.
     Texts(Field, Text, Option<Text>),
 }
 
@@ -101,7 +102,7 @@ fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&IndexEntry) -> us
     for value in scalars.iter().filter_map(Scalar::value) {
         let Some(key) = ScalarKey::of(&value) else { continue };
         let entry = IndexEntry::Equal(field.clone(), key);
-        // Many rows share the same boolean or null.
+        // A null or a boolean is usually shared by many rows, so another equality is preferred.
         let base = match value {
             Value::Null => 8,
             Value::Bool(_) => 4,
@@ -113,7 +114,7 @@ fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&IndexEntry) -> us
     choice
 }
 
-/// The interval of the possible values of a field.
+/// The interval of the possible values of a field, with bounds as in [`IndexEntry`].
 enum Interval {
     Empty,
     Numbers(u64, Option<u64>),
@@ -121,11 +122,11 @@ enum Interval {
 }
 
 impl Interval {
-    /// Base costs. Equality has none, so it is preferred, then a bounded interval.
+    /// Base costs. They are higher than those of equalities, so that an equality is preferred to an interval.
     const BOUNDED: usize = 16;
     const UNBOUNDED: usize = 64;
 
-    /// Returns the interval of the values that pass a test. `None` if the test is not a comparison.
+    /// Returns the interval of the values that pass a test. `None` if they are not an interval.
     fn of(test: &Test) -> Option<Self> {
         match test {
             Test::Order(comparison, scalar) => Some(Self::ordered(*comparison, scalar)),
@@ -206,7 +207,7 @@ impl Interval {
     }
 }
 
-/// Returns the smallest bytes that are greater than all bytes with this prefix.
+/// Returns the smallest bytes that are greater than all strings with this prefix. `None` if the prefix is empty.
 fn after_prefix(prefix: &[u8]) -> Option<Text> {
     let (last, rest) = prefix.split_last()?;
     // UTF-8 has no byte 0xff.

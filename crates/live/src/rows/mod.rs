@@ -87,9 +87,9 @@ impl Rows {
         &self.page
     }
 
-    /// Applies changes. Returns the change of the result, if any.
-    pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<Delta> {
-        let match_changes = self.apply_to_matches(nets);
+    /// Applies the net changes of a commit. Returns the change of the result, if any.
+    pub(crate) fn apply(&mut self, changes: &[NetChange<&Row>]) -> Option<Delta> {
+        let match_changes = self.apply_to_matches(changes);
         let Page { matches, window, form } = &self.page;
         let mut edit = window.edit(matches, &match_changes, &self.sort);
         self.merge_into_changes(&mut edit);
@@ -101,12 +101,12 @@ impl Rows {
         Some(Delta::new(Arc::clone(form), edit, len))
     }
 
-    fn apply_to_matches(&mut self, nets: &[NetChange<&Row>]) -> MatchChanges {
+    fn apply_to_matches(&mut self, changes: &[NetChange<&Row>]) -> MatchChanges {
         let Self { sort, page: Page { matches, .. } } = self;
         let mut match_changes = MatchChanges::default();
-        for net in nets {
-            let old = net.old.map(|row| sort.entry(row, net.ordinal));
-            let new = net.new.map(|row| sort.entry(row, net.ordinal));
+        for change in changes {
+            let old = change.old.map(|row| sort.entry(row, change.ordinal));
+            let new = change.new.map(|row| sort.entry(row, change.ordinal));
             if let (Some(old), Some(new)) = (&old, &new)
                 && sort.compare(old, new).is_eq()
                 && let Some(was) = matches.replace(new, sort)

@@ -118,10 +118,10 @@ impl Groups {
         }
     }
 
-    /// Applies changes. Returns whether the result has changed.
-    pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[NetChange<&Row>]) -> bool {
+    /// Applies net changes. Returns whether the result has changed.
+    pub(crate) fn apply(&mut self, aggregate: &Aggregate, changes: &[NetChange<&Row>]) -> bool {
         let mut before: HashMap<IndexKey, Option<ResultGroup>> = HashMap::new();
-        for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
+        for row in changes.iter().flat_map(|change| [change.old, change.new]).flatten() {
             let key = aggregate.group_of(row);
             if let Entry::Vacant(vacant) = before.entry(key) {
                 let group = self.result_group(aggregate, vacant.key());
@@ -129,14 +129,14 @@ impl Groups {
             }
         }
         // All removals come first, so that a row is never in two groups.
-        for net in nets {
-            if let Some(row) = net.old {
-                self.remove(aggregate, row, net.ordinal);
+        for change in changes {
+            if let Some(row) = change.old {
+                self.remove(aggregate, row, change.ordinal);
             }
         }
-        for net in nets {
-            if let Some(row) = net.new {
-                self.add(aggregate, row, net.ordinal);
+        for change in changes {
+            if let Some(row) = change.new {
+                self.add(aggregate, row, change.ordinal);
             }
         }
         let mut moved = Vec::new();

@@ -67,23 +67,23 @@ impl Totals {
         self.state.bytes()
     }
 
-    /// Applies changes. Returns whether the result has changed.
-    pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> bool {
+    /// Applies the net changes of a commit. Returns whether the result has changed.
+    pub(crate) fn apply(&mut self, changes: &[NetChange<&Row>]) -> bool {
         let Self { aggregate, state } = self;
         match state {
             AggregateState::Single(tally) => {
                 let before = tally.result(aggregate.function);
-                for net in nets {
-                    if let Some(row) = net.old {
+                for change in changes {
+                    if let Some(row) = change.old {
                         tally.remove(row, aggregate.field.as_ref());
                     }
-                    if let Some(row) = net.new {
+                    if let Some(row) = change.new {
                         tally.add(row, aggregate.field.as_ref());
                     }
                 }
                 before != tally.result(aggregate.function)
             }
-            AggregateState::Groups(groups) => groups.apply(aggregate, nets),
+            AggregateState::Groups(groups) => groups.apply(aggregate, changes),
         }
     }
 
@@ -95,7 +95,7 @@ impl Totals {
         }
     }
 
-    /// Copies the result, to be encoded by another thread.
+    /// Copies the result, so that another thread can encode it. A single value is encoded at once.
     pub(crate) fn copy(&self) -> ResultCopy {
         match &self.state {
             AggregateState::Single(tally) => ResultCopy::Encoded(self.value(tally)),
