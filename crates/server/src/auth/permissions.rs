@@ -79,7 +79,7 @@ pub enum RuleError {
     /// The list of operations is empty.
     #[error("the rule allows no operation; list at least one, or use \"*\"")]
     NothingAllowed,
-    /// A pattern that nothing can match.
+    /// A pattern that cannot match any name.
     #[error(
         "invalid pattern {pattern:?}; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\""
     )]

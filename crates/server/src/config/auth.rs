@@ -217,7 +217,7 @@ fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, 
     let (mut at, mut after) = (None, None);
     for (key, entry) in entry.members(report, TOKEN_KEYS) {
         match key {
-            "userId" => (user_id, has_user_id) = (entry.text(report, USER_ID), true),
+            "userId" => (user_id, has_user_id) = (entry.text(report, EXPECTED_USER_ID), true),
             "roles" => token.roles = entry.texts(report, "a list of roles").unwrap_or_default(),
             "metadata" => match entry.node.json() {
                 Json::Object(members) => token.metadata = members,
@@ -235,7 +235,7 @@ fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, 
         entry.reject(report, ConfigProblem::Exclusive { one: "expiresAt", other: "expiresInMs" });
     }
     if is_object && !has_user_id {
-        entry.missing::<()>(report, "userId", USER_ID);
+        entry.missing::<()>(report, "userId", EXPECTED_USER_ID);
     }
     user_id?.clone_into(&mut token.user_id);
     token.expiry = at.or(after).unwrap_or_default();
@@ -321,8 +321,8 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
     }
     let Some((_, source, key_entry)) = keys.pop() else {
         return match algorithm {
-            None | Some(JwtAlgorithm::Hs256) => entry.missing(report, "secretEnv", SECRET_ENV),
-            Some(_) => entry.missing(report, "publicKeyFile", PUBLIC_KEY_FILE),
+            None | Some(JwtAlgorithm::Hs256) => entry.missing(report, "secretEnv", EXPECTED_SECRET_ENV),
+            Some(_) => entry.missing(report, "publicKeyFile", EXPECTED_PUBLIC_KEY_FILE),
         };
     };
     let keys = match source {
@@ -344,6 +344,6 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
     }
 }
 
-const USER_ID: &str = "a user id";
-const SECRET_ENV: &str = "the name of the environment variable with the secret, required by HS256";
-const PUBLIC_KEY_FILE: &str = "the path of a PEM file, required by this algorithm";
+const EXPECTED_USER_ID: &str = "a user id";
+const EXPECTED_SECRET_ENV: &str = "the name of the environment variable with the secret, required by HS256";
+const EXPECTED_PUBLIC_KEY_FILE: &str = "the path of a PEM file, required by this algorithm";

@@ -10,16 +10,15 @@ use crate::ops::table;
 pub(super) const KEYS: &[&str] = &["default", "rules"];
 pub(super) const RULE_KEYS: &[&str] = &["role", "allow", "buckets", "topics", "where"];
 
-const ROLE: &str = "the name of a role";
-const OPERATIONS: &str = "an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"";
-
-const DEFAULT: &str = "\"deny\" or \"allow\": add \"default\": \"deny\" to allow only what the rules allow";
+const EXPECTED_ROLE: &str = "the name of a role";
+const EXPECTED_ALLOW: &str = "an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"";
+const EXPECTED_DEFAULT: &str = "\"deny\" or \"allow\": add \"default\": \"deny\" to allow only what the rules allow";
 
 pub(super) fn permissions(entry: &Entry<'_>, report: &mut Report) -> Permissions {
     let members = entry.members(report, KEYS);
     let (mut default, mut rules) = (None, Vec::new());
     if matches!(entry.node.value, Value::Object(_)) && !members.iter().any(|(key, _)| *key == "default") {
-        entry.missing::<()>(report, "default", DEFAULT);
+        entry.missing::<()>(report, "default", EXPECTED_DEFAULT);
     }
     for (key, entry) in members {
         if key == "default" {
@@ -37,13 +36,13 @@ fn rule(entry: &Entry<'_>, report: &mut Report) -> Option<Rule> {
     let members = entry.members(report, RULE_KEYS);
     let member = |name: &str| members.iter().find(|(key, _)| *key == name).map(|(_, entry)| entry);
     if matches!(entry.node.value, Value::Object(_)) {
-        for (key, expected) in [("role", ROLE), ("allow", OPERATIONS)] {
+        for (key, expected) in [("role", EXPECTED_ROLE), ("allow", EXPECTED_ALLOW)] {
             if member(key).is_none() {
                 entry.missing::<()>(report, key, expected);
             }
         }
     }
-    let role = member("role").and_then(|entry| entry.text(report, ROLE));
+    let role = member("role").and_then(|entry| entry.text(report, EXPECTED_ROLE));
     let allow = member("allow").and_then(|entry| operations(entry, report));
     let buckets = member("buckets").map(|entry| entry.texts(report, "a list of buckets"));
     let topics = member("topics").map(|entry| topics(entry, report));
@@ -85,8 +84,8 @@ type Texts<'n> = Vec<(&'n str, Entry<'n>)>;
 
 fn operations<'n>(entry: &Entry<'n>, report: &mut Report) -> Option<Texts<'n>> {
     match entry.node.value {
-        Value::String(_) => read_texts(vec![entry.clone()], report, OPERATIONS),
-        _ => read_texts(entry.items(report, OPERATIONS)?, report, OPERATIONS),
+        Value::String(_) => read_texts(vec![entry.clone()], report, EXPECTED_ALLOW),
+        _ => read_texts(entry.items(report, EXPECTED_ALLOW)?, report, EXPECTED_ALLOW),
     }
 }
 

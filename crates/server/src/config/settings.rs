@@ -138,7 +138,7 @@ impl Settings {
                 "path" => set(&mut server.path, path(&entry, report)),
                 "engine" | "dataDir" => self.read_storage_key(key, &entry, report),
                 "backupDir" => {
-                    if let Some(dir) = entry.text(report, DIRECTORY) {
+                    if let Some(dir) = entry.text(report, EXPECTED_DIRECTORY) {
                         server.backup_dir = Some(PathBuf::from(dir));
                         self.backup_dir_location = Some(entry.location());
                     }
@@ -208,7 +208,7 @@ impl Settings {
                 set(&mut self.is_embedded, is_embedded(entry, report));
                 self.engine_location = Some(entry.location());
             }
-            "dataDir" => set(&mut self.data_dir, entry.text(report, DIRECTORY).map(PathBuf::from)),
+            "dataDir" => set(&mut self.data_dir, entry.text(report, EXPECTED_DIRECTORY).map(PathBuf::from)),
             _ => {}
         }
     }
@@ -385,7 +385,7 @@ fn origins(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<String>> {
     Some(origins)
 }
 
-const DIRECTORY: &str = "the path of a directory";
+const EXPECTED_DIRECTORY: &str = "the path of a directory";
 
 pub(super) const TLS_KEYS: &[&str] = &["cert", "key"];
 

@@ -41,7 +41,7 @@ pub(super) fn unsubscribe(call: &Call<'_>) -> HandlerResult {
     // Only the canonical form is an id: not `sub-01` or `sub-+1`.
     let number = number.filter(|number: &u64| *id == format!("sub-{number}"));
     let (connection, shown) = (Arc::clone(call.connection), id.chars().take(64).collect::<String>());
-    // Deferred, because this may run on the pool, and only the owner of the connection may remove subscriptions.
+    // Deferred, because this may run on the worker pool, and only the task that owns the connection may remove subscriptions.
     Ok(HandlerReply::pending(async move {
         if number.is_some_and(|number| connection.unsubscribe(number)) {
             return Ok(Data::text("{\"unsubscribed\":true}"));
@@ -56,6 +56,7 @@ struct Subscribe {
     mode: Mode,
     /// The position from which to resume.
     since: Option<String>,
+    /// Whether the client opted in to positions and to a last push with the reason for the end.
     is_extended: bool,
 }
 
@@ -193,14 +194,14 @@ async fn open(
     let options = SubscribeOptions::from(mode).since(mark).owner(connection.number);
     let evaluated = evaluate(server, &query, options, caller, operation, row_filter);
     let (mut events, row_filter) = evaluated.instrument(span).await?;
-    let first = FirstResult {
+    let members = ReplyMembers {
         number,
         key: is_extended.then(|| key_field(server, &query)).flatten(),
         is_aggregate: resolve_query(server, &query).is_ok_and(|query| query.aggregate.is_some()),
         position: is_extended.then(|| events.mark().to_string()),
         resumed: since.is_some().then(|| matches!(events.first(), First::Resumed(_))),
     };
-    let data = first.data(events.take_first(), server.options.max_result_bytes)?;
+    let data = members.encode(events.take_first(), server.options.max_result_bytes)?;
     let source = match query {
         SubscribeQuery::Named { name, params } => {
             // If the query was removed concurrently, the subscription is about to end.
@@ -217,7 +218,8 @@ async fn open(
     Ok(data)
 }
 
-/// Evaluates a query with the row filter for the bucket that it reads at that time.
+/// Starts a live query, restricted by the row filter of the caller. If a named query is redefined during the evaluation, evaluates it
+/// again with the row filter of its new bucket. Returns the subscription and the row filter that was used.
 async fn evaluate(
     server: &ServerState,
     query: &SubscribeQuery,
@@ -262,7 +264,7 @@ async fn open_programmatic(
     let (state, name, params, query_caller) = (Arc::clone(server), name.clone(), params.clone(), caller.clone());
     let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &query_caller)).await;
     let computed = computed.map_err(|error| RequestError::internal(&error))??;
-    let first = FirstResult {
+    let members = ReplyMembers {
         number: new_subscription.number,
         key: None,
         is_aggregate: true,
@@ -270,7 +272,7 @@ async fn open_programmatic(
         resumed: is_resumed.then_some(false),
     };
     let snapshot = First::Snapshot(QueryResult::Json(computed.json.clone()));
-    let data = first.data(snapshot, server.options.max_result_bytes)?;
+    let data = members.encode(snapshot, server.options.max_result_bytes)?;
     let subscription = Subscription::programmatic(new_subscription, connection, computed.json);
     connection.add_subscription(&subscription)?;
     server.programmatic.subscribe(&subscription, caller.clone());
@@ -316,8 +318,8 @@ fn restrict(query: Query, row_filter: Option<&Filter>) -> Query {
     }
 }
 
-/// The members of the reply to `store.subscribe` other than its data.
-struct FirstResult {
+/// The members of the reply to `store.subscribe` other than the first result.
+struct ReplyMembers {
     number: u64,
     /// The key field of the records, for extended subscriptions.
     key: Option<String>,
@@ -327,8 +329,9 @@ struct FirstResult {
     resumed: Option<bool>,
 }
 
-impl FirstResult {
-    fn data(self, first: First, max: usize) -> ReplyResult {
+impl ReplyMembers {
+    /// Encodes the reply with the first result. Fails if the result is larger than `max` bytes.
+    fn encode(self, first: First, max: usize) -> ReplyResult {
         let result = match first {
             First::Snapshot(QueryResult::Json(json)) => json,
             First::Resumed(Some(delta)) => delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?,

@@ -206,15 +206,15 @@ impl ReasonFormatter<'_> {
             AllowReason::Rules => format!("{} it", self.describe_rules()),
             AllowReason::Default => {
                 let target = self.target();
-                format!("no rule of its roles covers {target}, and the default is to allow")
+                format!("no rule of the session's roles covers {target}, and the default is to allow")
             }
         }
     }
 
     fn format_denial(&self, denial: Denial) -> String {
         let (name, target) = (self.operation.name, self.target());
-        let (has, source) = self.caller.tier_and_source();
-        let has = has.map_or("none", Tier::name);
+        let (tier_of_client, source) = self.caller.tier_and_source();
+        let has = tier_of_client.map_or("none", Tier::name);
         match denial {
             Denial::NotLoggedIn => "a login is required".to_owned(),
             Denial::AnonymousTier(tier) => {
@@ -232,7 +232,8 @@ impl ReasonFormatter<'_> {
             Denial::SystemBucket => "the bucket is a system bucket".to_owned(),
             Denial::Check => "the permission check of the embedding program denies it".to_owned(),
             Denial::Default => {
-                format!("no rule of its roles covers {target}, and the default is to deny{}", self.other_buckets_hint())
+                let hint = self.other_buckets_hint();
+                format!("no rule of the session's roles covers {target}, and the default is to deny{hint}")
             }
             Denial::AllRows => {
                 format!("{name} affects all rows, and {} it only on rows that match a filter", self.describe_rules())

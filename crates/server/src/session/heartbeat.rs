@@ -67,8 +67,8 @@ impl Heartbeat {
         }
     }
 
-    /// Returns the action to take at `now`. `timestamp` is the timestamp of the ping, if the action is a ping. If a ping is queued behind other output, its timeout
-    /// starts when that output has been written, as long as the client reads some of it within each timeout.
+    /// Returns the action to take at `now`. `timestamp` is the timestamp of the ping, if the action is a ping. If a ping is queued behind
+    /// other output, its timeout starts when that output has been written, as long as the client reads some of it within each timeout.
     pub(crate) fn next_action(
         &mut self,
         options: &HeartbeatOptions,

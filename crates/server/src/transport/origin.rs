@@ -47,7 +47,7 @@ pub(super) enum OriginProblem {
     InvalidOrigin,
     /// The page is neither from this machine nor from the server's own host.
     ForeignOrigin,
-    /// The host is a name that an attacker may own.
+    /// There is not exactly one valid `Host` header, or its host is a name that an attacker may own.
     UnknownHost,
 }
 

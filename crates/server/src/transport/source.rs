@@ -61,7 +61,7 @@ impl SocketSource {
         }
         let limit = options.handshake_timeout;
         if of_peer.forwarding == Forwarding::Untrusted {
-            // HTTP and TLS would reject such bytes too, but without a useful error.
+            // HTTP and TLS would reject a PROXY protocol header too, but without a useful error.
             let mut begin = [0; SIGNATURE.len()];
             timeout(limit, socket.peek(&mut begin)).await.map_err(io::Error::from)??;
             return if begin == SIGNATURE { Err(ProxyHeaderError::NotTrusted) } else { Ok(of_peer) };

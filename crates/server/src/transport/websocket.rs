@@ -32,7 +32,7 @@ use crate::{Backpressure, Code, RequestError};
 /// Upper bound of the size of a pong. Longer messages are not inspected while they are queued.
 const MAX_PONG_BYTES: usize = 256;
 
-/// Lower bound of `max_in_flight_bytes`: the maximum size of a commit by default.
+/// Lower bound of `max_in_flight_bytes`: the default limit of the size of a commit.
 const MIN_IN_FLIGHT_BYTES: usize = 4 << 20;
 
 /// The wire protocol over WebSocket.
@@ -113,8 +113,9 @@ impl WebSocketProtocol {
             Err(error) => return Reply::Frame(self.reject_invalid(&error)),
         };
         let is_closing = context.is_closing();
-        let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water_bytes);
-        if let Some(rejected) = self.rejection(&request, is_closing, is_behind) {
+        let is_above_high_water =
+            state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water_bytes);
+        if let Some(rejected) = self.rejection(&request, is_closing, is_above_high_water) {
             return Reply::Frame(rejected);
         }
         if must_wait(&request, self.max_in_flight_bytes, context) {
@@ -172,7 +173,7 @@ impl WebSocketProtocol {
         };
         *only_writes = false;
         pusher.hold_until_reply(ticket);
-        let is_behind = pusher.queued_bytes() > self.high_water_bytes;
+        let is_above_high_water = pusher.queued_bytes() > self.high_water_bytes;
         let (protocol, number, connection) = (self.clone(), connection.number, Arc::clone(connection));
         let (text, held) = (message.clone(), account.hold(size_of(&message)));
         let served = self.server.work.run(number, move |_| {
@@ -183,7 +184,7 @@ impl WebSocketProtocol {
                 Ok(ClientMessage::Pong { .. }) => return Reply::None,
                 Err(error) => return Reply::Frame(protocol.reject_invalid(&error)),
             };
-            match protocol.rejection(&request, is_closing, is_behind) {
+            match protocol.rejection(&request, is_closing, is_above_high_water) {
                 Some(rejected) => Reply::Frame(rejected),
                 None => protocol.run(&request, &connection, || account.hold(request.memory())),
             }
@@ -235,8 +236,8 @@ impl WebSocketProtocol {
         }
     }
 
-    /// Removes the limits for clients before login, after the first login. The client cannot read the reply before that, so it can send
-    /// large messages as soon as it has the reply.
+    /// Removes the limits for clients before login, if the client has logged in. Called before the reply to the login is written, so the
+    /// client can send large messages as soon as it has the reply.
     fn remove_limits_before_login(&self, context: &mut ConnectionContext<Message>) {
         if let Some(state) = state(context)
             && state.is_before_login()
@@ -255,13 +256,13 @@ impl WebSocketProtocol {
     }
 
     /// Returns an error reply if a request must not run: the connection is closing, or the client does not read its pushes.
-    fn rejection(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
+    fn rejection(&self, request: &Request<'_>, is_closing: bool, is_above_high_water: bool) -> Option<Message> {
         if is_closing {
             let outcome = RequestOutcome::Failed(Code::ShuttingDown);
             self.server.operations.record(request.operation, outcome, Duration::ZERO);
             return Some(self.error(request.id, &RequestError::shutting_down()));
         }
-        if is_behind {
+        if is_above_high_water {
             self.server.counters.backpressure.fetch_add(1, Relaxed);
             let message = "too many unread pushes; the request was not run, read the pushes and try again";
             return Some(self.error(request.id, &RequestError::new(Code::Backpressure, message)));
@@ -295,7 +296,7 @@ fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
 }
 
 /// Returns whether a request must wait for the requests in flight. It need not if all of them, including this one, are writes and use
-/// at most `max_bytes` of memory.
+/// at most `max_bytes` of memory. If no request is in flight, updates [`SocketState::only_writes`].
 fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionContext<Message>) -> bool {
     let is_write = request.operation.is_some_and(|operation| operation.effect == Effect::Write);
     let is_first = context.in_flight() == 0;

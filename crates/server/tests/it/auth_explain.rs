@@ -47,7 +47,7 @@ async fn explains_a_session_by_tier_rules_and_rows() {
         ada.call("auth.explain", params("store.get", Some("ports"))).await,
         json!({
             "allowed": false, "tier": tier("read"), "rules": [], "rowFilter": null, "decidedBy": "default",
-            "reason": "no rule of its roles covers store.get on \"ports\", and the default is to deny; \
+            "reason": "no rule of the session's roles covers store.get on \"ports\", and the default is to deny; \
                        its rules name the buckets boats",
         })
     );

@@ -99,7 +99,7 @@ fn check_access_explains_the_decision_and_sets_the_exit_code() {
     for (args, code, text) in [
         // An anonymous client, a session without roles, and one with several.
         (&["store.get", "boats"][..], 1, "a login is required"),
-        (&["--user", "eve", "store.get", "boats"], 1, "no rule of its roles covers store.get on \"boats\""),
+        (&["--user", "eve", "store.get", "boats"], 1, "no rule of the session's roles covers store.get on \"boats\""),
         (
             &["--role", "member", "--role", "admin", "store.dropBucket", "boats"],
             0,
