@@ -224,8 +224,9 @@ pub(super) fn is_cheaper(
     }
     // With m candidates among n records, a sorted scan finds `wanted` candidates after about `wanted * n / m` records if they are
     // spread evenly. Candidates of equality conditions often are not, so the estimate is used only without such conditions.
-    let few = wanted.saturating_mul(bucket.len()).isqrt();
-    Ok(selectivity.fixed == 0 && access.is_larger_than(few, budget)?)
+    // The sorted scan is cheaper if this is less than m, which means that m is greater than the square root of `wanted * n`.
+    let break_even = wanted.saturating_mul(bucket.len()).isqrt();
+    Ok(selectivity.fixed == 0 && access.is_larger_than(break_even, budget)?)
 }
 
 /// A row with its sort keys.

@@ -106,6 +106,7 @@ impl Log {
         (self.segment.number, self.page_offset + self.buffer.len() as u64)
     }
 
+    /// Fails if an earlier write failed.
     pub(super) fn check(&self) -> Result<(), EngineError> {
         if self.has_failed { Err(EngineError::Stopped) } else { Ok(()) }
     }
