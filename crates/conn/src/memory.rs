@@ -99,8 +99,8 @@ impl MemoryLimit {
         supervisors.push(supervisor);
     }
 
-    /// Whether the accounts that are not being closed exceed the limit.
-    fn is_exceeded(&self) -> bool {
+    /// Whether a further connection must be closed: the accounts that are not being closed exceed the limit.
+    fn must_close_another(&self) -> bool {
         let remaining = self.0.used.load(SeqCst).saturating_sub(self.0.closing.load(SeqCst));
         usize::try_from(remaining).is_ok_and(|remaining| remaining > self.0.max_bytes)
     }
@@ -108,7 +108,7 @@ impl MemoryLimit {
     /// Closes the connections with the largest accounts until the others are below the limit. Must not be called while the lock of
     /// an outbox is held.
     pub(crate) fn enforce(&self) {
-        if self.is_exceeded() {
+        if self.must_close_another() {
             self.close_largest();
         }
     }
@@ -117,14 +117,14 @@ impl MemoryLimit {
     fn close_largest(&self) {
         let supervisors = lock(&self.0.supervisors);
         let mut holders = Vec::new();
-        if self.is_exceeded() {
+        if self.must_close_another() {
             supervisors.iter().filter_map(Weak::upgrade).for_each(|supervisor| supervisor.append_to(&mut holders));
         }
         let bytes = |holder: &Arc<dyn Holder>| holder.account().map_or(0, |(_, account)| account.bytes());
         holders.sort_by_cached_key(|holder| std::cmp::Reverse(bytes(holder)));
         let mut selected = Vec::new();
         for holder in &holders {
-            if !self.is_exceeded() {
+            if !self.must_close_another() {
                 break;
             }
             if let Some((connection, account)) = holder.account()

@@ -68,8 +68,8 @@ pub trait Protocol: Send + Sync + 'static {
         false
     }
 
-    /// Called before a push or a frame of a reply is encoded: the place to set sequence numbers. For a broadcast it is called once per
-    /// receiver, each time with a frame that has its own head and shares the body.
+    /// Called before any frame is encoded: the place to set sequence numbers. For a broadcast it is called once per receiver, each time
+    /// with a frame that has its own head and shares the body.
     fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext<Self::Frame>) {
         let _ = (frame, context);
     }

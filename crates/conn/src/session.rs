@@ -25,7 +25,7 @@ pub(crate) struct ConnectionInfo {
     /// The traffic is part of the total of ended connections.
     pub(crate) is_counted_as_ended: AtomicBool,
     /// The grace period of a shutdown has ended. Stored here, because a field of the context would take a whole word.
-    pub(crate) closing: AtomicBool,
+    pub(crate) is_closing: AtomicBool,
     /// Data that the protocol shares with other tasks.
     pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     pub(crate) account: Account,
@@ -39,7 +39,7 @@ impl ConnectionInfo {
             since: Instant::now(),
             traffic: Traffic::default(),
             is_counted_as_ended: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
             data: Mutex::new(None),
             account: Account::new(limit),
         }
@@ -254,8 +254,8 @@ impl<F: FrameLike> ConnectionContext<F> {
     }
 
     /// Returns the number of bytes that were encoded and not yet written when the current [tick](crate::Protocol::on_tick) began. They
-    /// are written before a frame that the tick returns. So the frame has been reached when [`Counters::bytes_out`] has grown by more
-    /// than this number.
+    /// are written before a frame that the tick returns: the first byte of that frame has been written when [`Counters::bytes_out`] has
+    /// grown by more than this number.
     pub fn unsent_bytes(&self) -> usize {
         self.unsent_bytes
     }
@@ -287,11 +287,11 @@ impl<F: FrameLike> ConnectionContext<F> {
     /// Whether the grace period of a [shutdown](crate::Supervisor::shutdown) has ended. Nothing more is read. Frames that were read
     /// before are still passed to [`Protocol::on_frame`](crate::Protocol::on_frame), which may reject them.
     pub fn is_closing(&self) -> bool {
-        self.info.closing.load(Relaxed)
+        self.info.is_closing.load(Relaxed)
     }
 
     pub(crate) fn set_closing(&self) {
-        self.info.closing.store(true, Relaxed);
+        self.info.is_closing.store(true, Relaxed);
     }
 
     /// Returns the number of earlier requests that are not answered yet. For use in
