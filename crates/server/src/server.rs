@@ -26,8 +26,8 @@ use crate::transport::listener::{Listener, ListenerPhase};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::{ServerOptions, revoked_users};
 
-/// Limit of the requests of one connection that are in flight. Only writes run concurrently, so this bounds the writes that share
-/// one fsync.
+/// Limit of the requests of one connection that are in flight. Only writes run concurrently, so it limits the writes of one connection
+/// that share an fsync.
 const MAX_IN_FLIGHT: usize = 128;
 /// Limit of queued high-priority pushes of a connection. Only notices have a high priority.
 const MAX_QUEUED_NOTICES: usize = 16;

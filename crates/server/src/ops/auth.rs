@@ -27,7 +27,7 @@ pub(super) fn login(call: &Call<'_>) -> HandlerResult {
 pub(super) fn logout(call: &Call<'_>) -> HandlerResult {
     call.admit()?;
     let (server, connection) = (Arc::clone(call.server), Arc::clone(call.connection));
-    // Deferred, because this may run on the pool, and only the owner of the connection may change its login.
+    // Deferred, because this may run on the worker pool, and only the task that owns the connection may change its login.
     Ok(HandlerReply::pending(async move {
         change_login(&server, &connection, None);
         Ok(Data::text("{\"loggedOut\":true}"))

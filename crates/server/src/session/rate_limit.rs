@@ -100,7 +100,7 @@ impl RateLimiter {
         }
     }
 
-    /// Locks the shard of a key, and returns it with an attempt at a monotonic time.
+    /// Locks the shard of a key. Returns it, and the attempt with a time that never decreases.
     fn start_attempt(&self, key: RateKey<'_>, now_ms: u64) -> (MutexGuard<'_, Shard>, Attempt) {
         let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
         let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +127,8 @@ impl Shard {
         Self { latest: 0, users: Generations::new(max_young), addresses: Generations::new(max_young) }
     }
 
-    /// Returns a monotonic time, so that the logs stay sorted.
+    /// Returns a time that never decreases, so that the logs stay sorted. If the clock was set back by more than a window, resets the
+    /// counts and returns the new time.
     fn monotonic(&mut self, now: u64, window: u64) -> u64 {
         if now.saturating_add(window) < self.latest {
             // Otherwise the limit would apply until the clock reaches the old time again.
