@@ -1,7 +1,7 @@
 //! An embedded database of JSON records with schemas, indexes, queries and transactions.
 //!
 //! A [`Store`] is opened in a directory, or in memory. Reads see the newest committed state and never block. Writes are serial and
-//! atomic, and are acknowledged when they are durable. Followers see every commit, in order.
+//! atomic, and by default they are acknowledged when they are durable. Followers see every commit, in order.
 //!
 //! ```
 //! use serde_json::json;

@@ -86,7 +86,7 @@ impl Log {
     }
 
     /// Prepares the next segment in the background.
-    pub(super) fn prepare(&mut self) {
+    pub(super) fn prepare_next_segment(&mut self) {
         if self.next.is_some() {
             return;
         }
@@ -201,7 +201,7 @@ impl Log {
         }
         self.durable = self.cursor.frame - 1;
         self.segment.capacity = capacity;
-        self.prepare();
+        self.prepare_next_segment();
         Ok(())
     }
 
@@ -222,7 +222,7 @@ impl Log {
         let layout = Layout::CURRENT;
         SegmentHeader { layout, log, number, epoch, sequence, frame, chain, is_relaxed: self.is_relaxed }
             .write(&mut self.buffer);
-        self.prepare();
+        self.prepare_next_segment();
         Ok(())
     }
 

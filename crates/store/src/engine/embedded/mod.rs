@@ -337,7 +337,7 @@ impl Embedded {
         let epoch = self.log.cursor.epoch;
         self.log.append(frame::FrameKind::Opened, 0, 8, |out| out.extend_from_slice(&epoch.to_le_bytes()))?;
         self.log.sync()?;
-        self.log.prepare();
+        self.log.prepare_next_segment();
         Ok(())
     }
 
