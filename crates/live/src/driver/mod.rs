@@ -483,7 +483,7 @@ fn end_reason(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Op
     subscriber.definition.as_ref().is_some_and(is_outdated).then_some(SubscriptionEnd::QueryUndefined)
 }
 
-/// The timeout that replaces one which the clock cannot represent.
+/// The timeout of an evaluation whose configured timeout would overflow an [`Instant`].
 const LONGEST_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 
 impl Drop for Driver {
