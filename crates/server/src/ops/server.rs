@@ -58,7 +58,7 @@ pub(crate) fn server_stats(server: &ServerState) -> Json {
 
 /// Revokes a user immediately, and persists the revocation.
 ///
-/// The reply is sent when the revocation is durable. If it cannot be stored, the revocation is in effect until the server stops, and
+/// The reply is sent when the store acknowledges the revocation. If it cannot be stored, the revocation is in effect until the server stops, and
 /// the reply is an error.
 pub(super) fn revoke(call: &Call<'_>) -> HandlerResult {
     let user_id = limited_text(call.params.text("userId")?, "userId", MAX_USER_ID_BYTES)?;

@@ -1,4 +1,5 @@
-//! Writes of records. They run on the writer thread of the store in request order, and are acknowledged when durable.
+//! Writes of records. They run on the writer thread of the store in request order, and are acknowledged with the configured
+//! durability.
 
 use std::borrow::Cow;
 
@@ -152,7 +153,7 @@ fn with_reference_filter<T>(
 }
 
 /// Submits an admitted write to the writer. Its order among the writes of the connection is fixed when this returns. The future
-/// completes when the write is durable.
+/// completes when the store acknowledges the write.
 pub(super) fn write(
     call: &Call<'_>,
     idempotency: Option<Idempotency>,
@@ -240,6 +241,7 @@ pub(super) struct ReplyRecords {
 }
 
 impl ReplyRecords {
+    /// Fails if a record in a reply does not match the row filter.
     fn check(&self, reply: &Json) -> Result<(), StoreError> {
         let records = match reply.pointer(&self.pointer) {
             Some(Json::Array(records)) => records,
