@@ -79,7 +79,7 @@ impl Accounts {
 }
 
 impl Driver {
-    /// Charges each query's work since the last call. It is divided among the owners of the query's subscribers.
+    /// Charges each query's work since the last call, divided equally among its subscribers, to the owners of the subscribers.
     pub(super) fn charge_work(&mut self) {
         let charged = self.matcher.take_work();
         if charged.is_empty() {
