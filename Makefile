@@ -20,6 +20,7 @@ test:
 	scripts/need ip iproute2
 	cargo test
 	cargo test -p tidewire-conn --features tls --test tls
+	cargo test -p tidewire-redis --features tls --test tls
 	cargo test -p tidewire-bench
 	$(MAKE) valkey
 	$(MAKE) model
@@ -44,8 +45,9 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy -p tidewire-conn --all-features --all-targets -- -D warnings
+	cargo clippy -p tidewire-redis --all-features --all-targets -- -D warnings
 	cargo clippy -p tidewire-bench --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/native-roots
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/native-roots,tidewire-redis/native-roots
 
 # Allows uncommitted changes, because nothing is uploaded.
 package:

@@ -2,13 +2,14 @@
 //!
 //! A server calls [`TlsServer::accept`] in the upgrade closure of [`Supervisor::serve_with`](crate::Supervisor::serve_with). The
 //! handshake runs on the task of the connection, so a peer that never finishes it delays no other connection. On the client side,
-//! [`TlsConnector`] wraps another connector.
+//! [`TlsConnector`] wraps another connector, and [`TlsClient`] wraps a stream.
 
 use std::fmt;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::io::{AsyncRead, AsyncWrite};
+pub use tokio_rustls::client::TlsStream as TlsClientStream;
 use tokio_rustls::rustls::crypto::ring::{default_provider, sign::any_supported_type};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, pem};
@@ -16,8 +17,8 @@ use tokio_rustls::rustls::server::{
     ClientHello, ResolvesServerCert, ResolvesServerCertUsingSni, VerifierBuilderError, WebPkiClientVerifier,
 };
 use tokio_rustls::rustls::sign::CertifiedKey;
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
-use tokio_rustls::{TlsAcceptor, client, server};
+use tokio_rustls::rustls::{self, AlertDescription, CertificateError, ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, server};
 
 use crate::client::{Connect, Connected};
 
@@ -48,6 +49,72 @@ pub enum TlsError {
     /// A certificate, its private key or the settings are invalid or do not match.
     #[error("invalid certificate, private key or TLS settings")]
     Rustls(#[from] rustls::Error),
+}
+
+/// Why the handshake of a [`TlsClient`] failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsHandshakeError {
+    /// The certificate of the server was not signed by a trusted authority.
+    #[error("the certificate of the server was not signed by a trusted authority; add its authority to `authorities`")]
+    UnknownAuthority,
+    /// The certificate of the server is for other names.
+    #[error("{0}; connect by a name of the certificate, or set the server name")]
+    WrongName(CertificateError),
+    /// The certificate of the server has expired, or is not valid yet.
+    #[error("{0}; renew the certificate of the server, or correct the clock")]
+    NotValidNow(CertificateError),
+    /// The certificate of the server is invalid for another reason.
+    #[error("invalid certificate of the server: {0}")]
+    InvalidCertificate(CertificateError),
+    /// The server requires a certificate of the client.
+    #[error("the server requires a client certificate; set `identity`")]
+    IdentityRequired,
+    /// The server rejected the certificate of the client.
+    #[error("the server rejected the client certificate with the alert {0:?}; set an `identity` that it trusts")]
+    IdentityRejected(AlertDescription),
+    /// The server sent something that is not TLS.
+    #[error("the server does not speak TLS on this port; connect without TLS, or to its port for TLS")]
+    NotTls(#[source] rustls::Error),
+    /// The connection failed, or the server uses TLS in a way that is not supported.
+    #[error("{0}")]
+    Io(#[source] io::Error),
+}
+
+/// Classifies an error of the stream. With TLS 1.3 a server may reject a client certificate after the handshake, so the first read
+/// may have the reason.
+impl From<io::Error> for TlsHandshakeError {
+    fn from(error: io::Error) -> Self {
+        use AlertDescription as Alert;
+        use CertificateError as Invalid;
+        use rustls::Error as Rustls;
+        match error.get_ref().and_then(|source| source.downcast_ref::<Rustls>()) {
+            Some(Rustls::InvalidCertificate(certificate)) => match certificate.clone() {
+                // The signature is bad if another authority has the same name.
+                Invalid::UnknownIssuer | Invalid::BadSignature => Self::UnknownAuthority,
+                name @ (Invalid::NotValidForName | Invalid::NotValidForNameContext { .. }) => Self::WrongName(name),
+                time @ (Invalid::Expired
+                | Invalid::ExpiredContext { .. }
+                | Invalid::NotValidYet
+                | Invalid::NotValidYetContext { .. }) => Self::NotValidNow(time),
+                other => Self::InvalidCertificate(other),
+            },
+            Some(Rustls::AlertReceived(Alert::CertificateRequired)) => Self::IdentityRequired,
+            Some(Rustls::AlertReceived(
+                alert @ (Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::UnknownCA
+                // The signature of the certificate is bad, for the same reason.
+                | Alert::DecryptError
+                | Alert::AccessDenied),
+            )) => Self::IdentityRejected(*alert),
+            Some(message @ Rustls::InvalidMessage(_)) => Self::NotTls(message.clone()),
+            _ => Self::Io(error),
+        }
+    }
 }
 
 /// A certificate chain, beginning with the end-entity certificate, and its private key.
@@ -237,7 +304,7 @@ impl ResolvesServerCert for ResolveByName {
     }
 }
 
-/// Options of a [`TlsConnector`].
+/// Options of a [`TlsClient`].
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct TlsClientOptions {
@@ -273,17 +340,16 @@ impl TlsClientOptions {
     }
 }
 
-/// A connector that adds TLS to the connections of another connector.
+/// The client side of TLS, for one server. Clones share its settings and the TLS sessions that can be resumed.
 #[derive(Clone)]
-pub struct TlsConnector<C> {
-    inner: C,
+pub struct TlsClient {
     name: ServerName<'static>,
     connector: tokio_rustls::TlsConnector,
 }
 
-impl<C: Connect> TlsConnector<C> {
-    /// Creates a connector to a server whose certificate must be valid for this name.
-    pub fn new(inner: C, name: &str, options: TlsClientOptions) -> Result<Self, TlsError> {
+impl TlsClient {
+    /// Creates a client for a server whose certificate must be valid for this name.
+    pub fn new(name: &str, options: TlsClientOptions) -> Result<Self, TlsError> {
         #[cfg(feature = "native-roots")]
         let authorities = options.authorities.map_or_else(Authorities::from_system, Ok)?;
         #[cfg(not(feature = "native-roots"))]
@@ -295,29 +361,60 @@ impl<C: Connect> TlsConnector<C> {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = options.alpn;
-        Self::with_config(inner, name, Arc::new(config))
+        Self::with_config(name, Arc::new(config))
+    }
+
+    /// Creates a client with custom settings.
+    pub fn with_config(name: &str, config: Arc<ClientConfig>) -> Result<Self, TlsError> {
+        let invalid = |_: InvalidDnsNameError| TlsError::Name { name: name.to_owned() };
+        let name = ServerName::try_from(name.to_owned()).map_err(invalid)?;
+        Ok(Self { name, connector: config.into() })
+    }
+
+    /// Performs the handshake over a stream. It has no timeout of its own.
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> Result<TlsClientStream<S>, TlsHandshakeError> {
+        Ok(self.handshake(stream).await?)
+    }
+
+    async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<TlsClientStream<S>> {
+        self.connector.connect(self.name.clone(), stream).await
+    }
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsClient").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A connector that adds TLS to the connections of another connector.
+#[derive(Debug, Clone)]
+pub struct TlsConnector<C> {
+    inner: C,
+    client: TlsClient,
+}
+
+impl<C: Connect> TlsConnector<C> {
+    /// Creates a connector to a server whose certificate must be valid for this name.
+    pub fn new(inner: C, name: &str, options: TlsClientOptions) -> Result<Self, TlsError> {
+        Ok(Self { inner, client: TlsClient::new(name, options)? })
     }
 
     /// Creates a connector with custom settings.
     pub fn with_config(inner: C, name: &str, config: Arc<ClientConfig>) -> Result<Self, TlsError> {
-        let invalid = |_: InvalidDnsNameError| TlsError::Name { name: name.to_owned() };
-        let name = ServerName::try_from(name.to_owned()).map_err(invalid)?;
-        Ok(Self { inner, name, connector: config.into() })
+        Ok(Self { inner, client: TlsClient::with_config(name, config)? })
     }
 }
 
 impl<C: Connect> Connect for TlsConnector<C> {
-    type Socket = client::TlsStream<C::Socket>;
+    type Socket = TlsClientStream<C::Socket>;
 
     async fn connect(&self) -> io::Result<Connected<Self::Socket>> {
         let connected = self.inner.connect().await?.without_early_data()?;
-        let socket = self.connector.connect(self.name.clone(), connected.socket).await?;
+        let socket = self.client.handshake(connected.socket).await?;
         Ok(Connected::new(socket, connected.peer))
-    }
-}
-
-impl<C: fmt::Debug> fmt::Debug for TlsConnector<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsConnector").field("inner", &self.inner).field("name", &self.name).finish_non_exhaustive()
     }
 }

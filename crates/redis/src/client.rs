@@ -50,6 +50,9 @@ impl Client {
     ///
     /// Nothing is sent, and no deadline is kept, until the connection runs: requests and [`close`](Self::close) wait.
     pub fn new(options: Options) -> (Self, Connection) {
+        // The options may be a copy of those of another client.
+        #[cfg(feature = "tls")]
+        let options = Options { shared_tls: crate::tls::SharedTls::default(), ..options };
         let timeout = options.timeout;
         let (tasks, runner) = Tasks::new();
         let cache = options.cache.as_ref().map(|options| Cache::new(options, tasks.clone()));

@@ -9,6 +9,8 @@ use bytes::Bytes;
 use crate::command::CommandError;
 use crate::credentials::LoginError;
 use crate::resp::{DecodeError, Value};
+#[cfg(feature = "tls")]
+use crate::tls::{TlsError, TlsHandshakeError};
 
 /// Why a request has no result.
 ///
@@ -92,6 +94,9 @@ pub enum ConnectionError {
     /// The server closed the connection.
     #[error("the server closed the connection")]
     EndOfStream,
+    /// The server closed the connection before it answered the first command of the handshake.
+    #[error("the server closed the connection before it answered; check that it is Redis, and whether it expects TLS")]
+    ClosedInHandshake,
     /// The server sent something that is not RESP, or a reply above the limits of [`Options::decoder`](crate::Options::decoder).
     #[error("the input could not be decoded: {0}")]
     Protocol(#[source] DecodeError),
@@ -102,8 +107,18 @@ pub enum ConnectionError {
     #[error("the server refused the handshake: {0}")]
     Refused(#[source] ServerError),
     /// Connecting and the handshake took longer than [`Options::connect_timeout`](crate::Options::connect_timeout).
-    #[error("connecting took longer than `connect_timeout`; check the address and that the server is reachable")]
+    #[error(
+        "connecting took longer than `connect_timeout`; check the address, that the server is reachable, and whether it expects TLS"
+    )]
     ConnectTimedOut,
+    /// The TLS handshake with the server failed. Another attempt may succeed, for example with a renewed certificate.
+    #[cfg(feature = "tls")]
+    #[error("the TLS handshake failed: {0}")]
+    Tls(#[source] Arc<TlsHandshakeError>),
+    /// [`Options::tls`](crate::Options::tls) is invalid, and the client is closed. Nothing was sent.
+    #[cfg(feature = "tls")]
+    #[error("the TLS options are invalid: {0}")]
+    TlsOptions(#[source] Arc<TlsError>),
     /// The [provider of credentials](crate::credentials::Credentials) failed.
     #[error("the credential provider failed: {0}")]
     Credentials(LoginError),
@@ -263,6 +278,16 @@ impl Display for RequestOutcome {
 impl From<DecodeError> for ConnectionError {
     fn from(error: DecodeError) -> Self {
         Self::Protocol(error)
+    }
+}
+
+#[cfg(feature = "tls")]
+impl From<TlsHandshakeError> for ConnectionError {
+    fn from(error: TlsHandshakeError) -> Self {
+        match error {
+            TlsHandshakeError::Io(error) => error.into(),
+            error => Self::Tls(Arc::new(error)),
+        }
     }
 }
 

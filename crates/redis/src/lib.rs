@@ -84,6 +84,7 @@
 //! # Without I/O
 //!
 //! [`resp`] has the codec, for servers and for other clients: a decoder and an encoder of RESP3 and RESP2.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod buffer;
 pub mod cache;
@@ -108,6 +109,8 @@ mod script;
 pub mod sharing;
 mod sync;
 mod tasks;
+#[cfg(feature = "tls")]
+pub mod tls;
 mod transaction;
 mod url;
 mod watch;

@@ -11,6 +11,8 @@ use crate::credentials::Credentials;
 use crate::exclusive::UnclaimedHook;
 use crate::observe::SlowHook;
 use crate::resp::DecoderOptions;
+#[cfg(feature = "tls")]
+use crate::tls::{SharedTls, TlsOptions};
 
 /// The settings of a [`Client`](crate::Client).
 ///
@@ -35,6 +37,13 @@ pub struct Options {
     /// A provider of the user and password, called for every attempt to connect. It replaces `login`. Default: none, so that a
     /// refused login is final.
     pub credentials: Option<Arc<dyn Credentials>>,
+    /// TLS. Default: none, because it costs time and servers that are not configured have none. A URL with `rediss://` sets it to
+    /// [`TlsOptions::default`]. Needs the feature `tls`.
+    #[cfg(feature = "tls")]
+    pub tls: Option<TlsOptions>,
+    /// What `tls` has become for the connections of a client, which share it. A new client begins with an empty one.
+    #[cfg(feature = "tls")]
+    pub(crate) shared_tls: SharedTls,
     /// The number of the database. Default: 0, which every server has.
     pub database: u32,
     /// The name of the connection in `CLIENT LIST`. Default: none.
@@ -95,6 +104,10 @@ impl Default for Options {
             address: Address::Tcp { host: "127.0.0.1".to_owned(), port: 6379 },
             login: None,
             credentials: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+            #[cfg(feature = "tls")]
+            shared_tls: SharedTls::default(),
             database: 0,
             name: None,
             connect_timeout: Duration::from_secs(5),
@@ -138,6 +151,14 @@ impl Options {
     #[must_use]
     pub fn credentials(mut self, credentials: impl Credentials + 'static) -> Self {
         self.credentials = Some(Arc::new(credentials));
+        self
+    }
+
+    /// Sets [`tls`](#structfield.tls).
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: TlsOptions) -> Self {
+        self.tls = Some(tls);
         self
     }
 

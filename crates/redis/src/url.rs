@@ -18,13 +18,13 @@ pub enum UrlError {
     #[error("the URL has no scheme; expected redis://host or unix:///path")]
     NoScheme,
     /// The scheme is unknown.
-    #[error("unknown scheme {scheme:?}; expected redis:// or unix://")]
+    #[error("unknown scheme {scheme:?}; expected redis://, rediss:// or unix://")]
     Scheme {
         /// The scheme.
         scheme: String,
     },
-    /// The scheme is `rediss`, and TLS is not supported.
-    #[error("rediss:// needs TLS, which is not supported; use redis:// through a TLS tunnel")]
+    /// The scheme is `rediss`, and the feature `tls` is not enabled.
+    #[error("rediss:// needs TLS; enable the feature `tls` of tidewire-redis")]
     Tls,
     /// There is an `@` after the host.
     #[error(
@@ -104,9 +104,10 @@ impl Options {
     /// Parses a URL. Options that it does not have keep their defaults.
     ///
     /// * `redis://[user][:password]@host[:port][/database]`
+    /// * `rediss://…`, the same over TLS. Needs the feature `tls`.
     /// * `unix:///path`
     ///
-    /// Both can have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`,
+    /// All can have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`,
     /// `tcp_user_timeout_ms`, `while_down` (`wait_for_attempt`, `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`,
     /// `max_backoff_ms`, `backoff_reset_after_ms`, `max_in_flight`, `max_in_flight_bytes`, `when_full` (`wait`, `fail`), `max_bulk`,
     /// `max_elements`, `max_depth`, `max_line`, `trace`. Parts can be percent-encoded, and characters with a meaning in URLs must be.
@@ -131,6 +132,12 @@ impl Options {
         let query = match &*scheme {
             "redis" => tcp(rest, &mut options, &mut given)?,
             "unix" => unix(rest, &mut options)?,
+            #[cfg(feature = "tls")]
+            "rediss" => {
+                options.tls = Some(crate::tls::TlsOptions::default());
+                tcp(rest, &mut options, &mut given)?
+            }
+            #[cfg(not(feature = "tls"))]
             "rediss" => return Err(UrlError::Tls),
             _ => return Err(UrlError::Scheme { scheme }),
         };
@@ -375,6 +382,14 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "tls")]
+    #[test]
+    fn rediss_is_redis_over_tls() {
+        assert_eq!(parts("rediss://u:p@h:2/3"), parts("redis://u:p@h:2/3"));
+        assert!(Options::from_url("rediss://h").unwrap().tls.is_some());
+        assert!(Options::from_url("redis://h").unwrap().tls.is_none());
+    }
+
     #[test]
     fn parameters_set_options() {
         let options = Options::from_url(
@@ -411,6 +426,7 @@ mod tests {
             ("u:hunter2@h://", UrlError::NoScheme),
             ("://h", UrlError::NoScheme),
             ("http://h", UrlError::Scheme { scheme: "http".to_owned() }),
+            #[cfg(not(feature = "tls"))]
             ("rediss://u:hunter2@h", UrlError::Tls),
             ("redis://", UrlError::NoHost),
             ("redis://:1", UrlError::NoHost),

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
+};
 
 /// PEM files: a certificate authority, and certificates of a server and a client that it has signed.
 #[derive(Debug, Clone)]
@@ -18,6 +20,10 @@ pub struct Certificates {
     pub named: PathBuf,
     /// The private key of `named`.
     pub named_key: PathBuf,
+    /// A certificate of the server that has expired.
+    pub expired: PathBuf,
+    /// The private key of `expired`.
+    pub expired_key: PathBuf,
     /// A client's certificate.
     pub client: PathBuf,
     /// The client's private key.
@@ -60,12 +66,18 @@ impl Certificates {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let (named, named_key) = issue("named", &params)?;
 
+        let mut params = certificate_params("Tidewire test server", vec!["localhost".into(), "127.0.0.1".into()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 1, 1);
+        let (expired, expired_key) = issue("expired", &params)?;
+
         let mut params = certificate_params("Tidewire test client", vec![])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let (client, client_key) = issue("client", &params)?;
 
         let authority = write("authority.pem", authority.pem())?;
-        Ok(Self { authority, server, server_key, named, named_key, client, client_key })
+        Ok(Self { authority, server, server_key, named, named_key, expired, expired_key, client, client_key })
     }
 }
 

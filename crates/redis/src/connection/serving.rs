@@ -141,8 +141,9 @@ impl Serving {
         match ended {
             Ok(()) => {
                 self.fail_all(|_, outcome| Error::Closed { outcome });
-                // Nothing is lost if it fails: all requests have ended.
-                let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
+                // Nothing is lost if it fails: all requests have ended. It is tried once, because TLS would wait for the socket.
+                let _ = std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut self.stream).poll_shutdown(context)))
+                    .await;
                 ServingEnd::Closed
             }
             Err(lost) => {
@@ -307,8 +308,15 @@ impl Serving {
                     self.has_new_stats = true;
                     self.note_written();
                 }
-                Poll::Ready(Err(error)) => return Err(error.into()),
+                Poll::Ready(Err(error)) => {
+                    self.output.flush(self.stream.sent_by_failed_write(self.output.unwritten().len()));
+                    return Err(error.into());
+                }
             }
+        }
+        // TLS may have bytes that the socket has not taken yet.
+        if let Poll::Ready(Err(error)) = Pin::new(&mut self.stream).poll_flush(context) {
+            return Err(error.into());
         }
         Ok(())
     }

@@ -7,6 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
+#[cfg(feature = "tls")]
+use tidewire_conn::tls::{TlsClientStream, TlsHandshakeError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
@@ -19,7 +21,13 @@ use crate::{Address, ConnectionError, ErrorCode, Login, Options, ServerError, Va
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    #[cfg(feature = "tls")]
+    Tls(Box<TlsClientStream<Self>>),
 }
+
+/// Bytes that one write gives to TLS, the limit of its own buffer.
+#[cfg(feature = "tls")]
+const MAX_TLS_WRITE_BYTES: usize = 64 * 1024;
 
 /// A connection after its handshake.
 pub(crate) struct Established {
@@ -44,6 +52,8 @@ pub(crate) enum ConnectError {
 
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
+        #[cfg(feature = "tls")]
+        let error = TlsHandshakeError::from(error);
         Self::Failed(error.into())
     }
 }
@@ -55,6 +65,14 @@ pub(crate) async fn connect(options: &Options) -> Result<Established, ConnectErr
         Some(provider) => {
             Some(login(provider).await.map_err(|error| ConnectError::Failed(ConnectionError::Credentials(error)))?)
         }
+        None => None,
+    };
+    #[cfg(feature = "tls")]
+    let tls = match &options.tls {
+        Some(tls) => Some(options.shared_tls.client(options, tls).await.map_err(|error| match error {
+            ConnectionError::TlsOptions(_) => ConnectError::Refused(error),
+            error => ConnectError::Failed(error),
+        })?),
         None => None,
     };
     let stream = match &options.address {
@@ -71,6 +89,13 @@ pub(crate) async fn connect(options: &Options) -> Result<Established, ConnectErr
             Stream::Tcp(socket)
         }
         Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+    };
+    #[cfg(feature = "tls")]
+    let stream = match tls {
+        Some(tls) => {
+            Stream::Tls(Box::new(tls.connect(stream).await.map_err(|error| ConnectError::Failed(error.into()))?))
+        }
+        None => stream,
     };
     let mut established = Established {
         stream,
@@ -134,6 +159,16 @@ fn is_unknown_command(error: &ServerError) -> bool {
     error.code == ErrorCode::NoProtocol || error.code == ErrorCode::Err && is_unknown
 }
 
+/// Whether the server has closed the connection.
+fn is_end(error: &ConnectionError) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    match error {
+        ConnectionError::EndOfStream => true,
+        ConnectionError::Io(error) => matches!(error.kind(), BrokenPipe | ConnectionReset),
+        _ => false,
+    }
+}
+
 /// Returns the ID of the connection in the reply to `HELLO`.
 fn client_id(hello: &Value) -> Option<i64> {
     let Value::Map(properties) = hello.bare() else { return None };
@@ -154,7 +189,13 @@ impl Established {
         if let Some(name) = &options.name {
             hello.extend(["SETNAME", name]);
         }
-        match self.call(&hello).await? {
+        let replied = self.call(&hello).await.map_err(|error| match error {
+            ConnectError::Failed(error) if self.input.is_empty() && is_end(&error) => {
+                ConnectError::Failed(ConnectionError::ClosedInHandshake)
+            }
+            error => error,
+        });
+        match replied? {
             Ok(reply) => (self.client_id, self.is_resp3) = (client_id(&reply), true),
             Err(error) if is_unknown_command(&error) => {
                 if let Some((user, password)) = login {
@@ -191,7 +232,8 @@ impl Established {
     pub(super) async fn call(&mut self, command: &[&str]) -> Result<Result<Value, ServerError>, ConnectError> {
         let mut output = BytesMut::new();
         encode_command(command, &mut output);
-        self.stream.write_all(&output).await?;
+        // If the server has ended the connection, it may have sent the reason before.
+        let written = self.stream.write_all(&output).await;
         loop {
             match self.decoder.decode(&mut self.input).map_err(|error| ConnectError::Failed(error.into()))? {
                 Some(Message::Reply(value)) => {
@@ -201,6 +243,7 @@ impl Established {
                 Some(Message::Push(_)) => {}
                 None => {
                     if self.stream.read_buf(&mut self.input).await? == 0 {
+                        written?;
                         return Err(ConnectError::Failed(ConnectionError::EndOfStream));
                     }
                 }
@@ -214,11 +257,29 @@ impl Established {
     }
 }
 
+impl Stream {
+    /// Returns how many of these bytes may have been sent by a write that failed.
+    pub(super) fn sent_by_failed_write(&self, len: usize) -> usize {
+        match self {
+            Self::Tcp(_) | Self::Unix(_) => 0,
+            // TLS fails after it has sent a part, and does not say how much.
+            #[cfg(feature = "tls")]
+            Self::Tls(_) => len.min(MAX_TLS_WRITE_BYTES),
+        }
+    }
+}
+
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
             Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            // The end of a reply is known without the end of TLS, which many servers do not send.
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => match Pin::new(stream).poll_read(context, buffer) {
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+                polled => polled,
+            },
         }
     }
 }
@@ -228,6 +289,8 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
             Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, &bytes[..bytes.len().min(MAX_TLS_WRITE_BYTES)]),
         }
     }
 
@@ -235,6 +298,8 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
             Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
@@ -242,6 +307,8 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }
