@@ -17,6 +17,7 @@ use crate::observe::ClientStats;
 use crate::pubsub::PubSub;
 use crate::request::read_reply;
 use crate::resp::encode_command;
+use crate::rotation::{LoginPublisher, Rotation};
 use crate::sharing::Route;
 use crate::tasks::Tasks;
 use crate::{ConnectionError, Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, States, Status};
@@ -49,7 +50,8 @@ impl Client {
     /// Creates a client and the driver of its connection, which must be [run](Connection::run).
     ///
     /// Nothing is sent, and no deadline is kept, until the connection runs: requests and [`close`](Self::close) wait.
-    pub fn new(options: Options) -> (Self, Connection) {
+    pub fn new(mut options: Options) -> (Self, Connection) {
+        let publisher = LoginPublisher::of(&mut options);
         // The options may be a copy of those of another client.
         #[cfg(feature = "tls")]
         let options = Options { shared_tls: crate::tls::SharedTls::default(), ..options };
@@ -64,7 +66,7 @@ impl Client {
             multi_generation: AtomicU64::new(0),
             handles: AtomicUsize::new(1),
         });
-        (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner))
+        (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner, publisher))
     }
 
     /// Creates a client whose connection runs on a new task of the current tokio runtime, and waits for the first attempt to
@@ -196,6 +198,7 @@ impl Client {
     pub fn stats(&self) -> ClientStats {
         ClientStats {
             exclusive: self.shared.exclusive.stats(),
+            logins: self.options().rotation.as_ref().map(Rotation::stats).unwrap_or_default(),
             pubsub: self.shared.pubsub.stats(),
             ..self.shared.connection.stats()
         }

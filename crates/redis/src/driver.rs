@@ -3,10 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::client::ClientShared;
 use crate::connection::Actor;
+use crate::rotation::LoginPublisher;
 use crate::tasks::TaskRunner;
 
 /// The driver of a client: its shared connection and its background tasks. It does nothing until it is [run](Self::run).
@@ -16,24 +18,32 @@ use crate::tasks::TaskRunner;
 pub struct Connection {
     shared: Arc<ClientShared>,
     tasks: TaskRunner,
+    /// If the provider of credentials announces changes.
+    publisher: Option<LoginPublisher>,
     /// Dropped last, because it publishes [`ConnectionState::Closed`](crate::ConnectionState::Closed).
     actor: Actor,
 }
 
 impl Connection {
-    pub(crate) fn new(shared: Arc<ClientShared>, tasks: TaskRunner) -> Self {
+    pub(crate) fn new(shared: Arc<ClientShared>, tasks: TaskRunner, publisher: Option<LoginPublisher>) -> Self {
         let actor = Actor::new(Arc::clone(&shared.connection));
-        Self { shared, tasks, actor }
+        Self { shared, tasks, publisher, actor }
     }
 
     /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
     /// server has refused the login.
     pub async fn run(mut self) {
+        // Aborted as soon as the client closes.
+        let mut until_close = JoinSet::new();
+        if let Some(publisher) = self.publisher.take() {
+            until_close.spawn(publisher.run());
+        }
         tokio::select! {
             biased;
             () = self.actor.run() => {}
             never = self.tasks.run() => match never {},
         }
+        drop(until_close);
         // Unless the client is closing, its login was refused, so the other connections cannot be replaced either.
         let deadline = self.shared.connection.queue.closing().unwrap_or_else(Instant::now);
         self.shared.close(deadline);

@@ -105,6 +105,7 @@ mod pipeline;
 pub mod pubsub;
 mod request;
 pub mod resp;
+mod rotation;
 mod script;
 pub mod sharing;
 mod sync;

@@ -10,7 +10,8 @@ use crate::cache::CacheOptions;
 use crate::credentials::Credentials;
 use crate::exclusive::UnclaimedHook;
 use crate::observe::SlowHook;
-use crate::resp::DecoderOptions;
+use crate::resp::{DecoderOptions, encode_command};
+use crate::rotation::Rotation;
 #[cfg(feature = "tls")]
 use crate::tls::{SharedTls, TlsOptions};
 
@@ -44,6 +45,8 @@ pub struct Options {
     /// What `tls` has become for the connections of a client, which share it. A new client begins with an empty one.
     #[cfg(feature = "tls")]
     pub(crate) shared_tls: SharedTls,
+    /// The newest login, for the connections of a client. Set by the client.
+    pub(crate) rotation: Option<Rotation>,
     /// The number of the database. Default: 0, which every server has.
     pub database: u32,
     /// The name of the connection in `CLIENT LIST`. Default: none.
@@ -104,6 +107,7 @@ impl Default for Options {
             address: Address::Tcp { host: "127.0.0.1".to_owned(), port: 6379 },
             login: None,
             credentials: None,
+            rotation: None,
             #[cfg(feature = "tls")]
             tls: None,
             #[cfg(feature = "tls")]
@@ -357,6 +361,18 @@ impl Login {
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.user = Some(user.into());
         self
+    }
+}
+
+impl Login {
+    /// Returns the encoded command `AUTH`. For the default user it is the form that all servers know.
+    pub(crate) fn auth(&self) -> Vec<u8> {
+        let mut command = Vec::new();
+        match self.user.as_deref() {
+            None | Some("default") => encode_command(&["AUTH", &self.password], &mut command),
+            Some(user) => encode_command(&["AUTH", user, &self.password], &mut command),
+        }
+        command
     }
 }
 

@@ -71,6 +71,21 @@ impl Actor {
     /// Connects, sends, receives and reconnects. Returns when the connection has been closed, or the server has refused the login.
     /// The status becomes [`ConnectionState::Closed`] when the actor is dropped.
     pub(crate) async fn run(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        match shared.options.rotation.clone() {
+            None => self.stay_connected().await,
+            Some(mut rotation) => {
+                rotation.start();
+                tokio::select! {
+                    biased;
+                    () = self.stay_connected() => {}
+                    never = rotation.follow(&shared) => match never {},
+                }
+            }
+        }
+    }
+
+    async fn stay_connected(&mut self) {
         let mut state = ConnectionState::Connecting;
         loop {
             // The gate before the state: see `status`.

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,9 +10,8 @@ use bytes::BytesMut;
 use tidewire_conn::tls::{TlsClientStream, TlsHandshakeError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::task::JoinSet;
 
-use crate::credentials::{Credentials, LoginError};
+use crate::credentials;
 use crate::resp::{Decoder, Message, encode_command};
 use crate::{Address, ConnectionError, ErrorCode, Login, Options, ServerError, Value};
 
@@ -62,9 +60,11 @@ impl From<io::Error> for ConnectError {
 pub(crate) async fn connect(options: &Options) -> Result<Established, ConnectError> {
     // Before the socket is opened: servers drop connections that do not authenticate for long.
     let provided = match &options.credentials {
-        Some(provider) => {
-            Some(login(provider).await.map_err(|error| ConnectError::Failed(ConnectionError::Credentials(error)))?)
-        }
+        Some(provider) => Some(
+            credentials::ask(provider)
+                .await
+                .map_err(|error| ConnectError::Failed(ConnectionError::Credentials(error)))?,
+        ),
         None => None,
     };
     #[cfg(feature = "tls")]
@@ -112,19 +112,6 @@ pub(crate) async fn connect(options: &Options) -> Result<Established, ConnectErr
             Err(ConnectError::Failed(ConnectionError::Refused(error)))
         }
         Err(error) => Err(error),
-    }
-}
-
-/// Calls the provider in a separate task, which is aborted with this future. A provider that panics fails one attempt and does
-/// not end the client.
-async fn login(provider: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
-    let mut task = JoinSet::new();
-    let provider = Arc::clone(provider);
-    task.spawn(async move { provider.login().await });
-    match task.join_next().await {
-        Some(Ok(login)) => login,
-        Some(Err(panicked)) => Err(Arc::new(panicked)),
-        None => Err(Arc::new(io::Error::from(io::ErrorKind::NotFound))),
     }
 }
 

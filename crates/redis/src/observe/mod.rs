@@ -7,5 +7,5 @@ mod stats;
 pub(crate) use slow_hook::name as command_name;
 pub use slow_hook::{SlowCommand, SlowHook};
 pub(crate) use span::{observed, traced};
-pub use stats::{ClientStats, ExclusiveStats, Latency, PubSubStats, TimeoutStats};
+pub use stats::{ClientStats, ExclusiveStats, Latency, LoginStats, PubSubStats, TimeoutStats};
 pub(crate) use stats::{ConnectionStats, Counters, LatencyGroup};

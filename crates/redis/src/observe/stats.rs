@@ -50,12 +50,26 @@ pub struct ClientStats {
     pub in_flight_bytes: usize,
     /// Requests in the queue now. A pipeline is one request.
     pub queued: usize,
+    /// Changes of the login of open connections, the exclusive ones included.
+    pub logins: LoginStats,
     /// The exclusive connections.
     pub exclusive: ExclusiveStats,
     /// The cache.
     pub cache: CacheStats,
     /// The subscriptions and their connection.
     pub pubsub: PubSubStats,
+}
+
+/// Changes of the login of open connections: see [`Credentials::changes`](crate::credentials::Credentials::changes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct LoginStats {
+    /// Connections that changed their login.
+    pub changed: u64,
+    /// Logins that the server refused. The connections kept the previous ones.
+    pub refused: u64,
+    /// Calls of the provider after a change that failed or timed out.
+    pub provider_failures: u64,
 }
 
 /// Statistics of the exclusive connections of a client.

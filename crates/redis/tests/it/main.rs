@@ -27,6 +27,7 @@ mod permits;
 mod pubsub;
 mod readme;
 mod reference_decoder;
+mod rotation;
 mod scripts;
 mod server;
 mod servers;
