@@ -51,6 +51,12 @@ pub struct Options {
     pub database: u32,
     /// The name of the connection in `CLIENT LIST`. Default: none.
     pub name: Option<String>,
+    /// Whether the server keeps the connections when it evicts clients (`maxmemory-clients`), with `CLIENT NO-EVICT ON`. A server that
+    /// refuses it, such as one before Redis 7.0, refuses the handshake. Default: false.
+    pub no_evict: bool,
+    /// Whether reads leave the access time and frequency of keys as they are, which `maxmemory-policy` uses, with `CLIENT NO-TOUCH ON`. A
+    /// server that refuses it, such as one before Redis 7.2, refuses the handshake. Default: false.
+    pub no_touch: bool,
     /// The time for connecting, the handshake included. It is also the time that a server has to answer a probe when a reply is
     /// overdue. Default: 5 s, enough for a retransmitted SYN.
     pub connect_timeout: Duration,
@@ -114,6 +120,8 @@ impl Default for Options {
             shared_tls: SharedTls::default(),
             database: 0,
             name: None,
+            no_evict: false,
+            no_touch: false,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(10),
             tcp_user_timeout: Duration::from_secs(30),
@@ -177,6 +185,20 @@ impl Options {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// Sets [`no_evict`](#structfield.no_evict).
+    #[must_use]
+    pub fn no_evict(mut self, no_evict: bool) -> Self {
+        self.no_evict = no_evict;
+        self
+    }
+
+    /// Sets [`no_touch`](#structfield.no_touch).
+    #[must_use]
+    pub fn no_touch(mut self, no_touch: bool) -> Self {
+        self.no_touch = no_touch;
         self
     }
 

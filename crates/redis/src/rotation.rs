@@ -61,7 +61,7 @@ impl LoginPublisher {
                         break;
                     }
                     Ok(Err(error)) => {
-                        tracing::warn!(error = &*error as &dyn std::error::Error, "the credential provider failed")
+                        tracing::warn!(error = &*error as &dyn std::error::Error, "the credential provider failed");
                     }
                     Err(_) => tracing::warn!("the credential provider did not return within `connect_timeout`"),
                 }

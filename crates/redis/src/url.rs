@@ -107,10 +107,11 @@ impl Options {
     /// * `rediss://…`, the same over TLS. Needs the feature `tls`.
     /// * `unix:///path`
     ///
-    /// All can have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`,
-    /// `tcp_user_timeout_ms`, `while_down` (`wait_for_attempt`, `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`,
-    /// `max_backoff_ms`, `backoff_reset_after_ms`, `max_in_flight`, `max_in_flight_bytes`, `when_full` (`wait`, `fail`), `max_bulk`,
-    /// `max_elements`, `max_depth`, `max_line`, `trace`. Parts can be percent-encoded, and characters with a meaning in URLs must be.
+    /// All can have parameters: `db`, `user`, `password`, `name`, `no_evict` and `no_touch` (`true`, `false`), `connect_timeout_ms`,
+    /// `timeout_ms`, `tcp_user_timeout_ms`, `while_down` (`wait_for_attempt`, `fail`, `queue`), `reconnect` (`true`, `false`),
+    /// `min_backoff_ms`, `max_backoff_ms`, `backoff_reset_after_ms`, `max_in_flight`, `max_in_flight_bytes`, `when_full` (`wait`, `fail`),
+    /// `max_exclusive`, `max_bulk`, `max_elements`, `max_depth`, `max_line`, `trace`. Parts can be percent-encoded, and characters with a
+    /// meaning in URLs must be.
     ///
     /// ```
     /// use tidewire_redis::{Address, Options};
@@ -261,6 +262,8 @@ const PARAMETERS: &[Parameter] = &[
         options.name = Some(text.to_owned());
         Some(())
     }),
+    ("no_evict", "true or false", |options, text| text.parse().ok().map(|value| options.no_evict = value)),
+    ("no_touch", "true or false", |options, text| text.parse().ok().map(|value| options.no_touch = value)),
     ("connect_timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.connect_timeout = value)),
     ("timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.timeout = value)),
     ("tcp_user_timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.tcp_user_timeout = value)),
@@ -287,6 +290,7 @@ const PARAMETERS: &[Parameter] = &[
         };
         Some(())
     }),
+    ("max_exclusive", COUNT, |options, text| number(text).map(|value| options.max_exclusive = value)),
     ("max_bulk", COUNT, |options, text| number(text).map(|value| options.decoder.max_bulk = value)),
     ("max_elements", COUNT, |options, text| number(text).map(|value| options.decoder.max_elements = value)),
     ("max_depth", COUNT, |options, text| number(text).map(|value| options.decoder.max_depth = value)),
@@ -395,7 +399,8 @@ mod tests {
         let options = Options::from_url(
             "redis://h?db=1&user=u&password=p&name=n&connect_timeout_ms=2&timeout_ms=3&while_down=queue&reconnect=false&\
              min_backoff_ms=4&max_backoff_ms=5&backoff_reset_after_ms=6&max_in_flight=7&max_in_flight_bytes=8&when_full=fail&max_bulk=9&\
-             max_elements=10&max_depth=11&max_line=12&trace=true&tcp_user_timeout_ms=13&",
+             max_elements=10&max_depth=11&max_line=12&trace=true&no_evict=true&no_touch=true&max_exclusive=13&\
+             tcp_user_timeout_ms=13&",
         );
         let options = options.unwrap();
         assert_eq!((options.database, options.name.as_deref(), options.reconnect), (1, Some("n"), false));
@@ -412,6 +417,7 @@ mod tests {
         let decoder = options.decoder;
         let counts = [options.max_in_flight, options.max_in_flight_bytes, decoder.max_bulk, decoder.max_elements];
         assert_eq!((counts, decoder.max_depth, decoder.max_line), ([7, 8, 9, 10], 11, 12));
+        assert_eq!((options.no_evict, options.no_touch, options.max_exclusive), (true, true, 13));
         let defaults: Options = "redis://h?while_down=wait_for_attempt&when_full=wait&reconnect=true".parse().unwrap();
         assert_eq!((defaults.while_down, defaults.when_full), (WhileDown::WaitForAttempt, WhenFull::Wait));
         assert!(Options::from_url("redis://h?while_down=fail").is_ok_and(|it| it.while_down == WhileDown::Fail));

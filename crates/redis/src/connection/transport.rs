@@ -204,6 +204,12 @@ impl Established {
         if options.database > 0 {
             self.require(&["SELECT", &options.database.to_string()]).await?;
         }
+        if options.no_evict {
+            self.require(&["CLIENT", "NO-EVICT", "ON"]).await?;
+        }
+        if options.no_touch {
+            self.require(&["CLIENT", "NO-TOUCH", "ON"]).await?;
+        }
         // Servers before Redis 7.2 do not know it. It is a label for `CLIENT LIST`, so an error does no harm.
         for (attribute, value) in [("LIB-NAME", "tidewire-redis"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
             match self.call(&["CLIENT", "SETINFO", attribute, value]).await? {
@@ -247,12 +253,12 @@ impl Established {
 impl Stream {
     /// Returns how many of these bytes may have been sent by a write that failed.
     pub(super) fn sent_by_failed_write(&self, len: usize) -> usize {
-        match self {
+        len.min(match self {
             Self::Tcp(_) | Self::Unix(_) => 0,
             // TLS fails after it has sent a part, and does not say how much.
             #[cfg(feature = "tls")]
-            Self::Tls(_) => len.min(MAX_TLS_WRITE_BYTES),
-        }
+            Self::Tls(_) => MAX_TLS_WRITE_BYTES,
+        })
     }
 }
 

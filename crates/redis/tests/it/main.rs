@@ -5,6 +5,7 @@ mod blocking;
 mod caching;
 mod calls;
 mod cancellation;
+mod client_flags;
 mod closing;
 mod commands;
 mod connection;
