@@ -13,6 +13,7 @@ use crate::connection::{ConnectionShared, ConnectionState, PipelineReplies, afte
 use crate::convert::Ignore;
 use crate::driver::Connection;
 use crate::exclusive::{ExclusiveSet, blocking};
+use crate::health::Health;
 use crate::observe::ClientStats;
 use crate::pubsub::PubSub;
 use crate::request::read_reply;
@@ -39,6 +40,7 @@ pub(crate) struct ClientShared {
     pub(crate) connection: Arc<ConnectionShared>,
     pub(crate) exclusive: ExclusiveSet,
     pub(crate) pubsub: PubSub,
+    pub(crate) health: Health,
     pub(crate) tasks: Tasks,
     /// The generation of the shared connection on which the user may use `MULTI` and `EXEC`.
     multi_generation: AtomicU64,
@@ -50,7 +52,12 @@ impl Client {
     /// Creates a client and the driver of its connection, which must be [run](Connection::run).
     ///
     /// Nothing is sent, and no deadline is kept, until the connection runs: requests and [`close`](Self::close) wait.
-    pub fn new(mut options: Options) -> (Self, Connection) {
+    pub fn new(options: Options) -> (Self, Connection) {
+        Self::with_health_checks(options, None)
+    }
+
+    /// Creates a client whose connection is checked at this interval, and its driver.
+    pub(crate) fn with_health_checks(mut options: Options, interval: Option<Duration>) -> (Self, Connection) {
         let publisher = LoginPublisher::of(&mut options);
         // The options may be a copy of those of another client.
         #[cfg(feature = "tls")]
@@ -62,11 +69,12 @@ impl Client {
             exclusive: ExclusiveSet::new(&options),
             pubsub: PubSub::default(),
             connection: Arc::new(ConnectionShared::shared(options).with_cache(cache)),
+            health: Health::default(),
             tasks,
             multi_generation: AtomicU64::new(0),
             handles: AtomicUsize::new(1),
         });
-        (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner, publisher))
+        (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner, publisher, interval))
     }
 
     /// Creates a client whose connection runs on a new task of the current tokio runtime, and waits for the first attempt to
@@ -80,11 +88,17 @@ impl Client {
     /// Why the attempt failed. The client is closed then: use [`start`](Self::start) if the server may be down.
     pub async fn connect(options: Options) -> Result<Self, ConnectionError> {
         let client = Self::start(options);
-        client.shared.connection.attempted().await;
-        let status = client.status().borrow().clone();
+        client.first_attempt().await?;
+        Ok(client)
+    }
+
+    /// Waits for the first attempt to connect, and returns why it failed.
+    pub(crate) async fn first_attempt(&self) -> Result<(), ConnectionError> {
+        self.shared.connection.attempted().await;
+        let status = self.status().borrow().clone();
         match status.last_error {
             Some(error) if status.state != ConnectionState::Open => Err((*error).clone()),
-            _ => Ok(client),
+            _ => Ok(()),
         }
     }
 

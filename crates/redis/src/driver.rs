@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::client::ClientShared;
 use crate::connection::Actor;
+use crate::health;
 use crate::rotation::LoginPublisher;
 use crate::tasks::TaskRunner;
 
@@ -20,14 +22,21 @@ pub struct Connection {
     tasks: TaskRunner,
     /// If the provider of credentials announces changes.
     publisher: Option<LoginPublisher>,
+    /// The time between checks of the connection, if it is checked.
+    health_interval: Option<Duration>,
     /// Dropped last, because it publishes [`ConnectionState::Closed`](crate::ConnectionState::Closed).
     actor: Actor,
 }
 
 impl Connection {
-    pub(crate) fn new(shared: Arc<ClientShared>, tasks: TaskRunner, publisher: Option<LoginPublisher>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<ClientShared>,
+        tasks: TaskRunner,
+        publisher: Option<LoginPublisher>,
+        health_interval: Option<Duration>,
+    ) -> Self {
         let actor = Actor::new(Arc::clone(&shared.connection));
-        Self { shared, tasks, publisher, actor }
+        Self { shared, tasks, publisher, health_interval, actor }
     }
 
     /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
@@ -37,6 +46,10 @@ impl Connection {
         let mut until_close = JoinSet::new();
         if let Some(publisher) = self.publisher.take() {
             until_close.spawn(publisher.run());
+        }
+        if let Some(interval) = self.health_interval {
+            let client = Arc::clone(&self.shared);
+            until_close.spawn(async move { match health::check_regularly(client, interval).await {} });
         }
         tokio::select! {
             biased;

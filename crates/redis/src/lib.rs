@@ -33,6 +33,8 @@
 //!   [found by name](sharing): a blocking one, such as `BLPOP`, is sent over another connection, and one that changes the connection,
 //!   such as `SELECT`, is rejected.
 //!
+//! A program that keeps the task of one connection busy uses a [`ClientSet`]. With the feature `tls`, `rediss://` connects over TLS.
+//!
 //! # Commands
 //!
 //! The everyday commands are methods of the client. A [`Request`] is a command and the type of its reply, which is any type that
@@ -99,6 +101,7 @@ mod error;
 mod everyday;
 mod exclusive;
 mod fields;
+mod health;
 pub mod observe;
 mod options;
 mod pipeline;
@@ -107,6 +110,7 @@ mod request;
 pub mod resp;
 mod rotation;
 mod script;
+mod set;
 pub mod sharing;
 mod sync;
 mod tasks;
@@ -129,6 +133,7 @@ pub use pipeline::{Append, Pipeline, ReplyTypes};
 pub use request::Request;
 pub use resp::value::Value;
 pub use script::{Invocation, Script};
+pub use set::{ClientSet, ClientSetOptions};
 pub use transaction::{Transaction, TransactionError};
 pub use url::UrlError;
 pub use watch::{WatchOptions, WatchedConnection};

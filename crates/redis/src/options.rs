@@ -30,6 +30,7 @@ use crate::tls::{SharedTls, TlsOptions};
 /// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent settings")]
 pub struct Options {
     /// The address of the server. Default: 127.0.0.1:6379, where Redis listens if it is not configured.
     pub address: Address,

@@ -484,7 +484,9 @@ impl Serving {
             let phase = if sent.end() <= written { RequestPhase::Waiting } else { RequestPhase::Writing };
             if let Some(reply) = sent.request.reply.take() {
                 is_overdue = true;
-                self.shared.counters.count_timeout(phase);
+                if !sent.request.is_own() {
+                    self.shared.counters.count_timeout(phase);
+                }
                 reply.fail(Error::TimedOut { phase });
             }
         }

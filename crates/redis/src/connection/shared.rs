@@ -101,7 +101,7 @@ impl ConnectionShared {
 
     /// Ends an unsent request whose deadline has passed or whose caller has gone away.
     pub(super) fn time_out(&self, request: PendingRequest, phase: RequestPhase) {
-        if request.has_caller() {
+        if request.has_caller() && !request.is_own() {
             self.counters.count_timeout(phase);
         }
         self.fail(request, Error::TimedOut { phase });

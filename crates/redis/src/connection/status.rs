@@ -118,6 +118,11 @@ impl StatusSender {
         self.newest.borrow().generation
     }
 
+    pub(crate) fn state_and_generation(&self) -> (ConnectionState, u64) {
+        let status = self.newest.borrow();
+        (status.state, status.generation)
+    }
+
     pub(crate) fn subscribe(&self) -> watch::Receiver<Status> {
         self.newest.subscribe()
     }

@@ -34,6 +34,8 @@ pub struct ClientStats {
     pub connect_attempts: u64,
     /// Open connections that were lost.
     pub connections_lost: u64,
+    /// Checks of a [`ClientSet`](crate::ClientSet) that the connection failed.
+    pub health_checks_failed: u64,
     /// Requests rejected with [`Error::QueueFull`](crate::Error::QueueFull).
     pub rejected: u64,
     /// Requests that timed out.

@@ -6,6 +6,7 @@ mod caching;
 mod calls;
 mod cancellation;
 mod client_flags;
+mod client_set;
 mod closing;
 mod commands;
 mod connection;
