@@ -95,13 +95,8 @@ impl Rotation {
                 let Some(login) = self.newest.borrow_and_update().clone() else { break };
                 let replied = connection.call_own(&login.auth(), after(Duration::MAX)).await;
                 match replied.map(|reply| reply.as_error().map(|text| ServerError::parse(text))) {
-                    Ok(None) => {
-                        lock(&self.stats).changed += 1;
-                        break;
-                    }
-                    Ok(Some(error)) => {
-                        lock(&self.stats).refused += 1;
-                        tracing::warn!(%error, "the server refused the changed login, and the connection keeps the previous one");
+                    Ok(error) => {
+                        self.count_reply(error.as_ref());
                         break;
                     }
                     Err(Error::Closed { .. }) => return pending().await,
@@ -109,6 +104,27 @@ impl Rotation {
                     Err(_) => tokio::task::yield_now().await,
                 }
             }
+        }
+    }
+
+    /// Waits for the next login, without end if there is no rotation. It is cancellation safe.
+    pub(crate) async fn next(rotation: Option<&mut Self>) -> Login {
+        let Some(Self { newest, .. }) = rotation else { return pending().await };
+        while newest.changed().await.is_ok() {
+            if let Some(login) = newest.borrow_and_update().clone() {
+                return login;
+            }
+        }
+        pending().await
+    }
+
+    /// Counts the reply to an `AUTH`.
+    pub(crate) fn count_reply(&self, error: Option<&ServerError>) {
+        if let Some(error) = error {
+            lock(&self.stats).refused += 1;
+            tracing::warn!(%error, "the server refused the changed login, and the connection keeps the previous one");
+        } else {
+            lock(&self.stats).changed += 1;
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) struct Established {
     pub(crate) decoder: Decoder,
     /// The ID of the connection on the server, if the server sends it.
     pub(crate) client_id: Option<i64>,
-    pub(super) is_resp3: bool,
+    pub(crate) is_resp3: bool,
     /// Whether the server tracks the keys that the connection reads, if it was asked to.
     pub(super) tracked: Option<Result<(), ServerError>>,
 }

@@ -69,6 +69,10 @@ impl Actor {
     async fn connect_and_serve(&self) -> AttemptEnd {
         self.pubsub().counters.connect_attempts.fetch_add(1, Relaxed);
         let options = self.options();
+        let mut rotation = options.rotation.clone();
+        if let Some(rotation) = &mut rotation {
+            rotation.start();
+        }
         let established = match self.unless_closed(timeout(options.connect_timeout, transport::connect(options))).await
         {
             None => return AttemptEnd::Closed,
@@ -79,7 +83,7 @@ impl Actor {
         };
         let since = Instant::now();
         self.pubsub().update(Registry::connected);
-        let end = Serving::new(established, &self.client).run().await;
+        let end = Serving::new(established, &self.client).run(rotation).await;
         self.pubsub().update(|registry| registry.backoff.record_open(since.elapsed(), options));
         match end {
             ServingEnd::Closed => AttemptEnd::Closed,

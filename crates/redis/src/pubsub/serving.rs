@@ -22,6 +22,7 @@ use crate::client::ClientShared;
 use crate::connection::later;
 use crate::connection::transport::{Established, Stream};
 use crate::resp::{self, Decoder, encode_command};
+use crate::rotation::Rotation;
 use crate::{ConnectionError, ServerError, Value};
 
 /// With more unwritten bytes than this, no commands are taken.
@@ -53,6 +54,8 @@ pub(super) struct Serving<'a> {
     client: &'a ClientShared,
     stream: Stream,
     decoder: Decoder,
+    /// Whether `AUTH` can be sent, which in RESP2 it cannot while there are subscriptions.
+    is_resp3: bool,
     input: BytesMut,
     output: BytesMut,
     /// A message that some subscriptions have no space for.
@@ -74,12 +77,13 @@ struct Stalled {
 
 impl<'a> Serving<'a> {
     pub(super) fn new(established: Established, client: &'a ClientShared) -> Self {
-        let Established { stream, input, decoder, .. } = established;
+        let Established { stream, input, decoder, is_resp3, .. } = established;
         let now = Instant::now();
         Self {
             client,
             stream,
             decoder,
+            is_resp3,
             input,
             output: BytesMut::new(),
             stalled: None,
@@ -90,9 +94,19 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Serves until the connection is lost, unused or closed.
-    pub(super) async fn run(mut self) -> ServingEnd {
-        let end = std::future::poll_fn(|context| self.poll(context)).await.unwrap_or_else(ServingEnd::Lost);
+    /// Serves until the connection is lost, unused or closed. Sends each new login of the rotation.
+    pub(super) async fn run(mut self, rotation: Option<Rotation>) -> ServingEnd {
+        let mut rotation = rotation.filter(|_| self.is_resp3);
+        let end = loop {
+            tokio::select! {
+                biased;
+                end = std::future::poll_fn(|context| self.poll(context)) => break end.unwrap_or_else(ServingEnd::Lost),
+                login = Rotation::next(rotation.as_mut()) => {
+                    self.update(Registry::authenticate);
+                    self.output.extend_from_slice(&login.auth());
+                }
+            }
+        };
         if !matches!(end, ServingEnd::Lost(_)) {
             // Nothing is lost if it fails: there are no subscriptions.
             let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
@@ -145,6 +159,10 @@ impl<'a> Serving<'a> {
                 Poll::Ready(Err(error)) => return Err(error.into()),
             }
         }
+        // TLS may keep the end of what was written.
+        if let Poll::Ready(Err(error)) = Pin::new(&mut self.stream).poll_flush(context) {
+            return Err(error.into());
+        }
         if self.output.is_empty() && self.output.capacity() > 2 * MAX_UNWRITTEN_BYTES {
             self.output = BytesMut::new();
         }
@@ -194,12 +212,23 @@ impl<'a> Serving<'a> {
             match self.decoder.decode(&mut self.input)? {
                 Some(resp::Message::Push(items)) => self.receive(&items, true)?,
                 Some(resp::Message::Reply(Value::Array(items))) => self.receive(&items, false)?,
-                Some(resp::Message::Reply(reply)) => match reply.as_error() {
-                    Some(text) => self.update(|registry| registry.refused(ServerError::parse(text)))?,
-                    None => self.update(Registry::ponged)?,
-                },
+                Some(resp::Message::Reply(reply)) => self.receive_reply(&reply)?,
                 None => return Ok(true),
             }
+        }
+    }
+
+    /// Takes the reply to `PING` or `AUTH`, or a refusal.
+    fn receive_reply(&mut self, reply: &Value) -> Result<(), ConnectionError> {
+        let error = reply.as_error().map(|text| ServerError::parse(text));
+        if self.pubsub().update(|registry| registry.is_authenticating())
+            && let Some(rotation) = &self.client.connection.options.rotation
+        {
+            rotation.count_reply(error.as_ref());
+        }
+        match error {
+            Some(error) => self.update(|registry| registry.refused(error)),
+            None => self.update(Registry::replied).map(drop),
         }
     }
 
@@ -216,7 +245,7 @@ impl<'a> Serving<'a> {
             b"message" | b"subscribe" | b"unsubscribe" => Kind::Channel,
             b"pmessage" | b"psubscribe" | b"punsubscribe" => Kind::Pattern,
             b"smessage" | b"ssubscribe" | b"sunsubscribe" => Kind::Shard,
-            b"pong" if !is_push => return self.update(Registry::ponged),
+            b"pong" if !is_push => return self.update(Registry::replied).map(drop),
             // Servers may send pushes of other kinds.
             _ if is_push => return Ok(()),
             _ => return Err(ConnectionError::UnexpectedReply),

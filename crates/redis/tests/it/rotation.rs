@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use tidewire_redis::credentials::{Credentials, LoginFuture, RotatingLogin};
+use tidewire_redis::pubsub::Event;
 use tidewire_redis::{Client, Command, ConnectionState, Login, Options, Pipeline, Request, WhileDown, commands};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 use tokio::sync::watch;
@@ -141,6 +142,31 @@ async fn login_changes_between_two_pipelines() {
             ended.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn subscribed_connection_changes_its_user() {
+    let server = server();
+    let login = RotatingLogin::new(ada("first"));
+    let client = Client::connect(options(server.port()).name("rotating").credentials(login.clone())).await.unwrap();
+    let mut news = client.subscribe(["news"]).await.unwrap();
+    assert_eq!(users(&server), ["ada"; 2]);
+
+    login.set(Login::new("third").user("bob"));
+    wait_until_async("both have changed", PATIENCE, async || users(&server) == ["bob"; 2]).await;
+    login.set(ada("wrong"));
+    wait_until_async("both are refused", PATIENCE, async || client.stats().logins.refused == 2).await;
+    assert_eq!(client.stats().logins.changed, 2);
+
+    // Subscriptions, messages and the order of replies are not affected.
+    let mut weather = client.subscribe(["weather"]).await.unwrap();
+    server.cli(["PUBLISH", "news", "high tide"]);
+    server.cli(["PUBLISH", "weather", "fog"]);
+    for (subscription, expected) in [(&mut news, "high tide"), (&mut weather, "fog")] {
+        let Some(Ok(Event::Message(message))) = subscription.next().await else { panic!("expected {expected}") };
+        assert_eq!(message.payload, expected);
+    }
+    assert_eq!(users(&server), ["bob"; 2]);
 }
 
 #[tokio::test]

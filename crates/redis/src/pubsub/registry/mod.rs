@@ -121,6 +121,14 @@ struct Pending {
 enum InFlight {
     Change(Change),
     Ping,
+    Auth,
+}
+
+/// What the server has replied to, besides changes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Replied {
+    Ping,
+    Auth,
 }
 
 /// What is done outside of the critical section.
@@ -375,10 +383,16 @@ impl Registry {
         self.in_flight.push_back(InFlight::Ping);
     }
 
-    /// The server has answered a `PING`.
-    pub(super) fn ponged(&mut self) -> Result<(), ConnectionError> {
+    /// Records that an `AUTH` is sent.
+    pub(super) fn authenticate(&mut self) {
+        self.in_flight.push_back(InFlight::Auth);
+    }
+
+    /// The server has answered a `PING` or an `AUTH`.
+    pub(super) fn replied(&mut self) -> Result<Replied, ConnectionError> {
         match self.in_flight.pop_front() {
-            Some(InFlight::Ping) => Ok(()),
+            Some(InFlight::Ping) => Ok(Replied::Ping),
+            Some(InFlight::Auth) => Ok(Replied::Auth),
             _ => Err(ConnectionError::UnexpectedReply),
         }
     }
@@ -420,7 +434,7 @@ impl Registry {
     pub(super) fn refused(&mut self, error: ServerError) -> Result<(), ConnectionError> {
         let Change { subscribes, kind, name } = match self.in_flight.pop_front() {
             Some(InFlight::Change(change)) => change,
-            Some(InFlight::Ping) => return Ok(()),
+            Some(InFlight::Ping | InFlight::Auth) => return Ok(()),
             None => return Err(ConnectionError::UnexpectedReply),
         };
         let Some(channel) = self.channels[kind as usize].get_mut(&name) else { return Ok(()) };
@@ -443,6 +457,11 @@ impl Registry {
     pub(super) fn listeners(&self, kind: Kind, name: &[u8]) -> Option<(Bytes, Arc<Vec<Listener>>)> {
         let (name, channel) = self.channels[kind as usize].get_key_value(name)?;
         Some((name.clone(), Arc::clone(&channel.listeners)))
+    }
+
+    /// Whether the next reply is that to an `AUTH`.
+    pub(super) fn is_authenticating(&self) -> bool {
+        matches!(self.in_flight.front(), Some(InFlight::Auth))
     }
 
     pub(super) fn is_connected(&self) -> bool {
