@@ -83,6 +83,10 @@
 //!
 //! [`Client::subscribe`] returns a stream of messages, which survives reconnects: see [`pubsub`].
 //!
+//! # Streams
+//!
+//! A [`stream::Worker`] handles the entries of streams as a consumer of a group, at least once.
+//!
 //! # Without I/O
 //!
 //! [`resp`] has the codec, for servers and for other clients: a decoder and an encoder of RESP3 and RESP2.
@@ -112,6 +116,7 @@ mod rotation;
 mod script;
 mod set;
 pub mod sharing;
+pub mod stream;
 mod sync;
 mod tasks;
 #[cfg(feature = "tls")]

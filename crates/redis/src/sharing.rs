@@ -216,7 +216,7 @@ fn block_time(command: &[u8], timeout: Timeout) -> Duration {
     let duration = match timeout {
         Timeout::First => words.next().and_then(seconds),
         Timeout::Last => words.last().and_then(seconds),
-        Timeout::Block => block_argument(words).and_then(parse).map(Duration::from_millis),
+        Timeout::Block => option(words, "BLOCK").and_then(parse).map(Duration::from_millis),
     };
     limited(duration)
 }
@@ -254,7 +254,7 @@ fn find(mut words: Words<'_>) -> Option<&'static NotShareable> {
     let first = name.first()?.to_ascii_uppercase();
     UNSHAREABLE.iter().filter(|row| row.name.as_bytes()[0] == first).find(|row| match row.name.split_once(' ') {
         None => is(name, row.name),
-        Some((command, "BLOCK")) => is(name, command) && block_argument(words.clone()).is_some(),
+        Some((command, "BLOCK")) => is(name, command) && option(words.clone(), "BLOCK").is_some(),
         Some((command, second)) => is(name, command) && words.clone().next().is_some_and(|word| is(word, second)),
     })
 }
@@ -263,17 +263,24 @@ fn is(word: &[u8], expected: &str) -> bool {
     word.eq_ignore_ascii_case(expected.as_bytes())
 }
 
-/// Returns the argument of `BLOCK`, if it is an option of `XREAD` or `XREADGROUP`, and not the name of a stream or of a group. It is
-/// empty if it is missing.
-fn block_argument(mut arguments: Words<'_>) -> Option<&[u8]> {
+/// Returns whether a command leaves what its reply has on the server: `XREAD`, and `XREADGROUP` without `NOACK`, whose entries are
+/// pending.
+pub(crate) fn leaves_entries(command: &[u8]) -> bool {
+    let Some(mut words) = Words::of(command) else { return false };
+    words.next().is_some_and(|name| is(name, "XREAD") || is(name, "XREADGROUP") && option(words, "NOACK").is_none())
+}
+
+/// Returns the word after an option of `XREAD` or `XREADGROUP`, if there is the option. The name of a stream or of a group is not one. It
+/// is empty if it is missing.
+fn option<'a>(mut arguments: Words<'a>, name: &str) -> Option<&'a [u8]> {
     while let Some(word) = arguments.next() {
-        if is(word, "BLOCK") {
+        if is(word, name) {
             return Some(arguments.next().unwrap_or_default());
         }
         let values = match word {
             word if is(word, "STREAMS") => return None,
             word if is(word, "GROUP") => 2,
-            word if is(word, "COUNT") => 1,
+            word if is(word, "COUNT") || is(word, "BLOCK") => 1,
             _ => 0,
         };
         for _ in 0..values {
@@ -363,6 +370,18 @@ mod tests {
             listed.sort_unstable();
             expected.sort_unstable();
             assert_eq!(listed, expected);
+        }
+    }
+
+    #[test]
+    fn reads_of_streams_leave_their_entries() {
+        for words in
+            ["XREAD BLOCK 0 STREAMS s 0", "xreadgroup GROUP NOACK NOACK COUNT NOACK BLOCK NOACK STREAMS NOACK >"]
+        {
+            assert!(leaves_entries(command(words).as_bytes()), "{words}");
+        }
+        for words in ["XREADGROUP GROUP g c BLOCK 0 NOACK STREAMS s >", "BLPOP XREAD 0", "PING"] {
+            assert!(!leaves_entries(command(words).as_bytes()), "{words}");
         }
     }
 

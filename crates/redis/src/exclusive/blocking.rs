@@ -8,6 +8,8 @@
 //! A `CLIENT UNBLOCK` must not end the command of the next caller on the connection. So the connection is not used again before the reply
 //! to each `CLIENT UNBLOCK` has come, and it is closed if one has none. The shared connection stays open for it while the client closes
 //! ([`Hold`]).
+//!
+//! The entries of `XREAD` and `XREADGROUP` stay on the server, so those of a dropped call are read or claimed later.
 
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Lease, UnclaimedReply};
 use crate::connection::{Hold, ReplySender, after, later};
 use crate::observe::{command_name, traced};
+use crate::sharing;
 use crate::{Client, Command, Error, RequestOutcome, RequestPhase, Value};
 
 /// The delay before `CLIENT UNBLOCK` is repeated: the first one has no effect if it overtakes the command.
@@ -44,8 +47,9 @@ impl BlockingCall {
         // Nothing else is in flight, and a request that is larger than the limit gets all of it.
         debug_assert!(rejected.is_none(), "an exclusive connection has a permit");
         let hold = Hold::new(&lease.client().connection);
+        let leaves_entries = sharing::leaves_entries(command);
         let command = command_name(command).into();
-        Ok(Self(Some(Pending { lease, _hold: hold, receiver, command, has_ended: false })))
+        Ok(Self(Some(Pending { lease, _hold: hold, receiver, command, leaves_entries, has_ended: false })))
     }
 
     /// Waits for the reply until the deadline, or until the client is closed.
@@ -100,6 +104,8 @@ struct Pending {
     _hold: Hold,
     receiver: oneshot::Receiver<Result<Value, Error>>,
     command: Box<str>,
+    /// Whether the server still has what the reply has.
+    leaves_entries: bool,
     has_ended: bool,
 }
 
@@ -153,10 +159,8 @@ impl Pending {
     /// Counts a reply that has no caller, and gives an element to the hook.
     fn claim(&self, replied: Result<Value, Error>) {
         let client = self.lease.client();
-        // `XREAD` removes nothing.
-        let is_read = self.command.eq_ignore_ascii_case("XREAD");
         match replied {
-            Ok(reply) if is_read || reply.as_error().is_some() || *reply.bare() == Value::Null => {}
+            Ok(reply) if self.leaves_entries || reply.as_error().is_some() || *reply.bare() == Value::Null => {}
             Ok(reply) => {
                 client.exclusive.count(|stats| stats.unclaimed += 1);
                 let command = self.command.clone();
@@ -166,7 +170,7 @@ impl Pending {
                     tracing::warn!(%command, "the reply to a cancelled blocking command was dropped");
                 }
             }
-            Err(error) if is_read || error.outcome() == Some(RequestOutcome::NeverSent) => {}
+            Err(error) if self.leaves_entries || error.outcome() == Some(RequestOutcome::NeverSent) => {}
             Err(error) => {
                 client.exclusive.count(|stats| stats.unknown += 1);
                 tracing::warn!(command = %self.command, %error, "a cancelled blocking command has no reply");

@@ -34,6 +34,8 @@ mod scripts;
 mod server;
 mod servers;
 mod sharing;
+mod stream_faults;
+mod stream_worker;
 mod structs;
 mod transactions;
 mod types;
