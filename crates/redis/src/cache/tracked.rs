@@ -84,7 +84,7 @@ impl Cache {
 
     fn shard(&self, key_hash: u64) -> MutexGuard<'_, Shard<Arc<Load>>> {
         // The tables use the lowest bits and the seven highest.
-        let index = usize::from((key_hash >> 32) as u16) & (self.shards.len() - 1);
+        let index = usize::from((key_hash >> 48) as u16) & (self.shards.len() - 1);
         lock(&self.shards[index])
     }
 
