@@ -187,6 +187,11 @@ impl Client {
         self.send(commands::publish(channel, message)).await
     }
 
+    /// Publishes a message to a shard channel and returns the number of receivers on this server.
+    pub async fn spublish(&self, channel: impl ToArgument, message: impl ToArgument) -> Result<u64, Error> {
+        self.send(commands::spublish(channel, message)).await
+    }
+
     /// Removes and returns the first element of the first list that is not empty, after the key of the list: request an
     /// `Option<(_, _)>`. Blocks while all are empty, over an exclusive connection; a timeout of zero means that there is no limit.
     pub async fn blpop<T: FromValue>(

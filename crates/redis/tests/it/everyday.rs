@@ -53,5 +53,6 @@ async fn methods_send_their_commands() -> Result<(), Error> {
     assert_eq!((client.zincrby("scores", 1.5, "a").await?, client.zscore("scores", "b").await?), (1.5, None));
     assert_eq!(client.zscore("scores", "a").await?, Some(1.5));
     assert_eq!(client.publish("channel", "message").await?, 0);
+    assert_eq!(client.spublish("channel", "message").await?, 0);
     Ok(())
 }
