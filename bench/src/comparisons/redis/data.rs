@@ -12,6 +12,8 @@ const KEY_COUNT: usize = 1000;
 pub(super) const VALUE_BYTES: usize = 64;
 pub(super) const LIST: &str = "list";
 pub(super) const LARGE: &str = "large";
+/// A list that does not exist.
+pub(super) const EMPTY_LIST: &str = "empty";
 /// The number of commands in a pipeline.
 pub(super) const PIPELINE_COMMANDS: usize = 100;
 

@@ -1,6 +1,6 @@
 //! Tasks that share a connection, each waiting for its reply before it sends the next request.
 
-use tidewire_bench::{Meter, Metric, Sample, run_on_core};
+use tidewire_bench::{CpuClock, Meter, Metric, Sample, run_on_core};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -49,16 +49,8 @@ impl Load {
             Command::GetLarge => "GET of 1 MiB".into(),
         };
         let who = if tasks == 1 { "one task".into() } else { format!("{tasks} tasks on one connection") };
-        let on = match self.runtime {
-            RuntimeKind::TwoThreads => "a runtime with two threads",
-            RuntimeKind::CurrentThread => "a current-thread runtime",
-        };
-        let cores = match self.core() {
-            Some(_) => "Load and server run on separate cores.",
-            None => "The server is pinned to one core; the load may use all cores.",
-        };
-        let raw = if tasks == 1 { "" } else { " \"raw\" sends one command per task in a single write." };
-        format!("{what} by {who}, on {on}. {cores}{raw}")
+        let (on, cores) = (self.runtime.about(), about_cores(self.core()));
+        format!("{what} by {who}, on {on}. {cores}")
     }
 
     pub(super) fn operations(self) -> u64 {
@@ -68,25 +60,59 @@ impl Load {
     /// Returns the core to pin the load to. A single task never runs at the same time as the server, so the scheduler might place both
     /// on one core, which is several times as fast and would dominate the result.
     fn core(self) -> Option<usize> {
-        let is_pinned = matches!(self.runtime, RuntimeKind::CurrentThread) || self.tasks == 1;
-        separate_cores().filter(|_| is_pinned).map(|(core, _)| core)
+        if self.tasks == 1 { load_core() } else { self.runtime.core() }
     }
 
     /// Runs a round on a new runtime.
     pub(super) fn run(self, round: impl FnOnce(&Runtime) -> Sample + Send) -> Sample {
+        self.runtime.run(self.core(), round)
+    }
+}
+
+impl RuntimeKind {
+    pub(super) fn about(self) -> &'static str {
+        match self {
+            Self::TwoThreads => "a runtime with two threads",
+            Self::CurrentThread => "a current-thread runtime",
+        }
+    }
+
+    /// Returns the core to pin the load to.
+    pub(super) fn core(self) -> Option<usize> {
+        match self {
+            Self::TwoThreads => None,
+            Self::CurrentThread => load_core(),
+        }
+    }
+
+    /// Runs a round on a new runtime, on this core or on any.
+    pub(super) fn run(self, core: Option<usize>, round: impl FnOnce(&Runtime) -> Sample + Send) -> Sample {
         let run = move || {
-            let mut builder = match self.runtime {
-                RuntimeKind::TwoThreads => Builder::new_multi_thread(),
-                RuntimeKind::CurrentThread => Builder::new_current_thread(),
+            let mut builder = match self {
+                Self::TwoThreads => Builder::new_multi_thread(),
+                Self::CurrentThread => Builder::new_current_thread(),
             };
             let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime starts");
             round(&runtime)
         };
-        match self.core() {
+        match core {
             // The threads of the runtime inherit the affinity of the thread that starts it.
             Some(core) => run_on_core(core, run).expect("the load can be pinned to a core"),
             None => run(),
         }
+    }
+}
+
+/// Returns the core for the load, if there is one beside that of the server.
+fn load_core() -> Option<usize> {
+    separate_cores().map(|(core, _)| core)
+}
+
+/// Describes the cores of load and server.
+pub(super) fn about_cores(core: Option<usize>) -> &'static str {
+    match core {
+        Some(_) => "Load and server run on separate cores.",
+        None => "The server is pinned to one core; the load may use all cores.",
     }
 }
 
@@ -106,12 +132,17 @@ pub(super) fn round<P: Peer>(server: &Server, load: Load, meter: Meter) -> Sampl
     let (port, cpu) = (server.port(), server.cpu());
     load.run(move |runtime| {
         let client = runtime.block_on(P::connect(port));
-        // Warm up: open the connection and let buffers grow.
-        runtime.block_on(run_tasks(&client, Load { requests_per_task: load.requests_per_task.div_ceil(20), ..load }));
-        let before = cpu.now();
-        let sample = meter.measure(load.operations(), || runtime.block_on(run_tasks(&client, load)));
-        sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
+        measure(runtime, &client, load, cpu, meter)
     })
+}
+
+/// Measures the load with a client that is connected.
+pub(super) fn measure<P: Peer>(runtime: &Runtime, client: &P, load: Load, cpu: CpuClock, meter: Meter) -> Sample {
+    // Warm up: open the connection and let buffers grow.
+    runtime.block_on(run_tasks(client, Load { requests_per_task: load.requests_per_task.div_ceil(20), ..load }));
+    let before = cpu.now();
+    let sample = meter.measure(load.operations(), || runtime.block_on(run_tasks(client, load)));
+    sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
 }
 
 async fn run_tasks<P: Peer>(client: &P, load: Load) {

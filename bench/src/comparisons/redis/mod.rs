@@ -1,5 +1,6 @@
 //! The Redis client compared with its peers. All tasks share one connection.
 
+mod blocking;
 mod data;
 mod fred;
 mod load;
@@ -46,7 +47,14 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         workload("redis-lrange-1000", Command::ListRange, 1, RuntimeKind::TwoThreads, 300),
         workload("redis-mget-1000", Command::MultiGet, 1, RuntimeKind::TwoThreads, 200),
         workload("redis-get-1-mib", Command::GetLarge, 1, RuntimeKind::TwoThreads, 200),
+        beside_blpop(&server, effort),
     ]
+}
+
+fn beside_blpop(server: &Rc<Server>, effort: Effort) -> Workload {
+    let (command, tasks, runtime) = (Command::Get, 64, RuntimeKind::TwoThreads);
+    let load = Load { command, tasks, runtime, requests_per_task: per_task(effort, 32_000, tasks) };
+    blocking::workload("redis-get-64-beside-blpop", server, load)
 }
 
 /// Returns the number of requests of each task, at least one.
@@ -56,9 +64,10 @@ fn per_task(effort: Effort, requests: u64, tasks: usize) -> u64 {
 
 fn workload(name: &'static str, server: &Rc<Server>, load: Load) -> Workload {
     let raw = server.clone();
+    let about_raw = if load.tasks == 1 { "" } else { " \"raw\" sends one command per task in a single write." };
     Workload {
         name,
-        about: load.about(),
+        about: format!("{}{about_raw}", load.about()),
         operation: load.command.operation(),
         metrics: &[Metric::Throughput, Metric::Cpu, Metric::ServerCpu, Metric::Allocations],
         contenders: vec![

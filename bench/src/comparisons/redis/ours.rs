@@ -1,12 +1,22 @@
 //! The client tidewire-redis.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tidewire_redis::{Client, Options, Pipeline, commands};
 
+use super::data::EMPTY_LIST;
 use super::peer::{EXPECT_REPLY, Peer};
 
 #[derive(Clone)]
 pub(super) struct Ours(Client);
+
+impl Ours {
+    /// Waits in a `BLPOP` for an element of the empty list.
+    pub(super) async fn wait_for_element(self) {
+        let _: (Bytes, Bytes) = self.0.blpop([EMPTY_LIST], Duration::ZERO).await.expect(EXPECT_REPLY);
+    }
+}
 
 impl Peer for Ours {
     const NAME: &'static str = "tidewire";

@@ -40,6 +40,16 @@ impl Server {
     }
 }
 
+/// Returns a field of a section of `INFO`, if it is there.
+pub(super) fn info(port: u16, section: &str, field: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("redis-server accepts");
+    stream.write_all(format!("INFO {section}\r\nQUIT\r\n").as_bytes()).expect("redis-server reads");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("redis-server replies");
+    let mut fields = reply.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|&(name, _)| name == field).map(|(_, value)| value.to_owned())
+}
+
 fn fill(port: u16) {
     let (commands, count) = data::commands();
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("redis-server accepts");
