@@ -1,23 +1,51 @@
 //! The client fred.
 
 use bytes::Bytes;
-use fred::clients::Client;
-use fred::interfaces::{ClientLike, KeysInterface, ListInterface};
+use fred::clients::{Client, SubscriberClient};
+use fred::interfaces::{ClientLike, EventInterface, KeysInterface, ListInterface, PubsubInterface};
 use fred::types::config::{Config, ServerConfig};
-use fred::types::{Builder, Key, MultipleKeys, Value};
+use fred::types::{Builder, Key, Message, MultipleKeys, Value};
+use tokio::sync::broadcast::Receiver;
 
-use super::peer::{EXPECT_REPLY, Peer};
+use super::peer::{EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct Fred(Client);
+
+/// A receiver of the messages of a client. The client closes when its last handle is dropped.
+pub(super) struct FredSubscriber(
+    Receiver<Message>,
+    #[expect(dead_code, reason = "keeps the client open")] SubscriberClient,
+);
+
+fn config(port: u16) -> Config {
+    Config { server: ServerConfig::new_centralized("127.0.0.1", port), ..Config::default() }
+}
+
+impl Subscriber for FredSubscriber {
+    const NAME: &'static str = Fred::NAME;
+    type Payload = Bytes;
+
+    async fn subscribe(port: u16, channel: &'static str, count: usize) -> Vec<Self> {
+        let builder = Builder::from_config(config(port));
+        let client = builder.build_subscriber_client().expect("the configuration is valid");
+        client.init().await.expect(EXPECT_REPLY);
+        client.subscribe(channel).await.expect(EXPECT_REPLY);
+        (0..count).map(|_| Self(client.message_rx(), client.clone())).collect()
+    }
+
+    async fn receive(&mut self) -> Bytes {
+        let message = self.0.recv().await.expect("no message was lost");
+        message.value.into_bytes().expect("a payload is a string")
+    }
+}
 
 impl Peer for Fred {
     const NAME: &'static str = "fred";
     type Text = Bytes;
 
     async fn connect(port: u16) -> Self {
-        let config = Config { server: ServerConfig::new_centralized("127.0.0.1", port), ..Config::default() };
-        let client = Builder::from_config(config).build().expect("the configuration is valid");
+        let client = Builder::from_config(config(port)).build().expect("the configuration is valid");
         client.init().await.expect(EXPECT_REPLY);
         Self(client)
     }

@@ -1,12 +1,15 @@
 //! The Redis client compared with its peers. All tasks share one connection.
 
 mod blocking;
+mod broadcast;
 mod data;
 mod fred;
 mod load;
 mod ours;
 mod peer;
+mod publish;
 mod raw;
+mod raw_subscriber;
 mod redis_rs;
 mod rustis;
 mod server;
@@ -48,6 +51,8 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         workload("redis-mget-1000", Command::MultiGet, 1, RuntimeKind::TwoThreads, 200),
         workload("redis-get-1-mib", Command::GetLarge, 1, RuntimeKind::TwoThreads, 200),
         beside_blpop(&server, effort),
+        publish::workload("redis-publish-100", &server, RuntimeKind::TwoThreads, effort),
+        publish::workload("redis-publish-100-current-thread", &server, RuntimeKind::CurrentThread, effort),
     ]
 }
 

@@ -3,18 +3,42 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tidewire_redis::pubsub::{Event, Subscription};
 use tidewire_redis::{Client, Options, Pipeline, commands};
 
 use super::data::EMPTY_LIST;
-use super::peer::{EXPECT_REPLY, Peer};
+use super::peer::{EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct Ours(Client);
+
+pub(super) struct OurSubscriber(Subscription);
 
 impl Ours {
     /// Waits in a `BLPOP` for an element of the empty list.
     pub(super) async fn wait_for_element(self) {
         let _: (Bytes, Bytes) = self.0.blpop([EMPTY_LIST], Duration::ZERO).await.expect(EXPECT_REPLY);
+    }
+}
+
+impl Subscriber for OurSubscriber {
+    const NAME: &'static str = Ours::NAME;
+    type Payload = Bytes;
+
+    async fn subscribe(port: u16, channel: &'static str, count: usize) -> Vec<Self> {
+        let Ours(client) = Ours::connect(port).await;
+        let mut subscriptions = Vec::with_capacity(count);
+        for _ in 0..count {
+            subscriptions.push(Self(client.subscribe([channel]).await.expect(EXPECT_REPLY)));
+        }
+        subscriptions
+    }
+
+    async fn receive(&mut self) -> Bytes {
+        match self.0.next().await {
+            Some(Ok(Event::Message(message))) => message.payload,
+            other => panic!("expected a message, got {other:?}"),
+        }
     }
 }
 

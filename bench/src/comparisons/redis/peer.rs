@@ -17,5 +17,16 @@ pub(super) trait Peer: Clone + Send + 'static {
     fn multi_get(&mut self, keys: &'static [String]) -> impl Future<Output = Vec<Self::Text>> + Send;
 }
 
+/// Local subscriptions to one channel.
+pub(super) trait Subscriber: Sized + Send + 'static {
+    const NAME: &'static str;
+    type Payload: Deref<Target = [u8]>;
+
+    /// Subscribes `count` times. All subscriptions share one connection.
+    fn subscribe(port: u16, channel: &'static str, count: usize) -> impl Future<Output = Vec<Self>> + Send;
+    /// Receives the payload of the next message. Panics if a message was lost.
+    fn receive(&mut self) -> impl Future<Output = Self::Payload> + Send;
+}
+
 /// Panic message of failed requests.
 pub(super) const EXPECT_REPLY: &str = "redis-server replies without an error";

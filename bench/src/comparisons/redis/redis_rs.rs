@@ -1,13 +1,41 @@
 //! redis-rs, with its multiplexed connection.
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Pipeline, cmd};
 
-use super::peer::{EXPECT_REPLY, Peer};
+use super::broadcast::{self, Listener};
+use super::peer::{EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct RedisRs(MultiplexedConnection);
+
+pub(super) struct RedisRsSubscriber(Listener);
+
+impl Subscriber for RedisRsSubscriber {
+    const NAME: &'static str = RedisRs::NAME;
+    type Payload = Bytes;
+
+    async fn subscribe(port: u16, channel: &'static str, count: usize) -> Vec<Self> {
+        let client = Client::open(("127.0.0.1", port)).expect("the address is valid");
+        let mut pubsub = client.get_async_pubsub().await.expect(EXPECT_REPLY);
+        pubsub.subscribe(channel).await.expect(EXPECT_REPLY);
+        let (sender, listeners) = broadcast::channel(count);
+        tokio::spawn(async move {
+            let mut messages = pubsub.into_on_message();
+            while let Some(message) = messages.next().await {
+                let payload = Bytes::copy_from_slice(message.get_payload_bytes());
+                sender.send(payload).expect("the subscriptions are open");
+            }
+        });
+        listeners.into_iter().map(Self).collect()
+    }
+
+    async fn receive(&mut self) -> Bytes {
+        self.0.receive().await
+    }
+}
 
 impl Peer for RedisRs {
     const NAME: &'static str = "redis-rs";

@@ -1,13 +1,40 @@
 //! The client rustis. It does not support `Bytes`: its string type is a vector, to which it copies.
 
+use bytes::Bytes;
+use futures_util::StreamExt as _;
 use rustis::client::{BatchPreparedCommand, Client};
-use rustis::commands::{ListCommands, StringCommands};
+use rustis::commands::{ListCommands, PubSubCommands, StringCommands};
 use rustis::resp::BulkString;
 
-use super::peer::{EXPECT_REPLY, Peer};
+use super::broadcast::{self, Listener};
+use super::peer::{EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct Rustis(Client);
+
+pub(super) struct RustisSubscriber(Listener);
+
+impl Subscriber for RustisSubscriber {
+    const NAME: &'static str = Rustis::NAME;
+    type Payload = Bytes;
+
+    async fn subscribe(port: u16, channel: &'static str, count: usize) -> Vec<Self> {
+        let Rustis(client) = Rustis::connect(port).await;
+        let mut messages = client.subscribe(channel).await.expect(EXPECT_REPLY);
+        let (sender, listeners) = broadcast::channel(count);
+        tokio::spawn(async move {
+            while let Some(message) = messages.next().await {
+                let payload = Bytes::copy_from_slice(message.expect(EXPECT_REPLY).payload());
+                sender.send(payload).expect("the subscriptions are open");
+            }
+        });
+        listeners.into_iter().map(Self).collect()
+    }
+
+    async fn receive(&mut self) -> Bytes {
+        self.0.receive().await
+    }
+}
 
 impl Peer for Rustis {
     const NAME: &'static str = "rustis";
