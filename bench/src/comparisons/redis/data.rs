@@ -14,6 +14,8 @@ pub(super) const LIST: &str = "list";
 pub(super) const LARGE: &str = "large";
 /// A list that does not exist.
 pub(super) const EMPTY_LIST: &str = "empty";
+/// A key whose value changes.
+pub(super) const CHANGING: &str = "changing";
 pub(super) const CHANNEL: &str = "channel";
 /// The number of commands in a pipeline.
 pub(super) const PIPELINE_COMMANDS: usize = 100;

@@ -2,12 +2,14 @@
 
 use bytes::Bytes;
 use fred::clients::{Client, SubscriberClient};
-use fred::interfaces::{ClientLike, EventInterface, KeysInterface, ListInterface, PubsubInterface};
+use fred::interfaces::{ClientLike, EventInterface, KeysInterface, ListInterface, PubsubInterface, TrackingInterface};
+use fred::types::client::Invalidation;
 use fred::types::config::{Config, ServerConfig};
-use fred::types::{Builder, Key, Message, MultipleKeys, Value};
+use fred::types::{Builder, Key, Message, MultipleKeys, MultipleStrings, RespVersion, Value};
 use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::TryRecvError;
 
-use super::peer::{EXPECT_REPLY, Peer, Subscriber};
+use super::peer::{CachingPeer, EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct Fred(Client);
@@ -17,6 +19,13 @@ pub(super) struct FredSubscriber(
     Receiver<Message>,
     #[expect(dead_code, reason = "keeps the client open")] SubscriberClient,
 );
+
+/// A client, the last value of one key, and the invalidations that end it.
+pub(super) struct FredCache {
+    client: Client,
+    value: Option<Bytes>,
+    invalidations: Receiver<Invalidation>,
+}
 
 fn config(port: u16) -> Config {
     Config { server: ServerConfig::new_centralized("127.0.0.1", port), ..Config::default() }
@@ -37,6 +46,35 @@ impl Subscriber for FredSubscriber {
     async fn receive(&mut self) -> Bytes {
         let message = self.0.recv().await.expect("no message was lost");
         message.value.into_bytes().expect("a payload is a string")
+    }
+}
+
+impl CachingPeer for FredCache {
+    const NAME: &'static str = Fred::NAME;
+    type Text = Bytes;
+
+    async fn connect(port: u16) -> Self {
+        let config = Config { version: RespVersion::RESP3, ..config(port) };
+        let client = Builder::from_config(config).build().expect("the configuration is valid");
+        client.init().await.expect(EXPECT_REPLY);
+        let invalidations = client.invalidation_rx();
+        client.start_tracking(MultipleStrings::new(), false, false, false, false).await.expect(EXPECT_REPLY);
+        Self { client, value: None, invalidations }
+    }
+
+    async fn cached_get(&mut self, key: &'static str) -> Bytes {
+        loop {
+            match self.invalidations.try_recv() {
+                Ok(_) => self.value = None,
+                Err(TryRecvError::Empty) => break,
+                Err(error) => panic!("expected all invalidations, got {error}"),
+            }
+        }
+        if let Some(value) = &self.value {
+            return value.clone();
+        }
+        let value: Bytes = self.client.get(Key::from_static_str(key)).await.expect(EXPECT_REPLY);
+        self.value.insert(value).clone()
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod blocking;
 mod broadcast;
+mod caching;
 mod data;
 mod fred;
 mod load;
@@ -9,6 +10,7 @@ mod ours;
 mod peer;
 mod publish;
 mod raw;
+mod raw_cache;
 mod raw_subscriber;
 mod redis_rs;
 mod rustis;
@@ -53,6 +55,8 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         beside_blpop(&server, effort),
         publish::workload("redis-publish-100", &server, RuntimeKind::TwoThreads, effort),
         publish::workload("redis-publish-100-current-thread", &server, RuntimeKind::CurrentThread, effort),
+        caching::invalidation(&server, effort),
+        caching::hit(&server, effort),
     ]
 }
 

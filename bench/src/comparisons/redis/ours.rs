@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tidewire_redis::cache::CacheOptions;
 use tidewire_redis::pubsub::{Event, Subscription};
 use tidewire_redis::{Client, Options, Pipeline, commands};
 
 use super::data::EMPTY_LIST;
-use super::peer::{EXPECT_REPLY, Peer, Subscriber};
+use super::peer::{CachingPeer, EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct Ours(Client);
 
 pub(super) struct OurSubscriber(Subscription);
+
+pub(super) struct OurCache(Client);
 
 impl Ours {
     /// Waits in a `BLPOP` for an element of the empty list.
@@ -39,6 +42,19 @@ impl Subscriber for OurSubscriber {
             Some(Ok(Event::Message(message))) => message.payload,
             other => panic!("expected a message, got {other:?}"),
         }
+    }
+}
+
+impl CachingPeer for OurCache {
+    const NAME: &'static str = Ours::NAME;
+    type Text = Bytes;
+
+    async fn connect(port: u16) -> Self {
+        Self(Client::start(Options::default().address(("127.0.0.1", port)).cache(CacheOptions::default())))
+    }
+
+    async fn cached_get(&mut self, key: &'static str) -> Bytes {
+        self.0.cached(commands::get(key).returning::<Bytes>()).await.expect(EXPECT_REPLY)
     }
 }
 

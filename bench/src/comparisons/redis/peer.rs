@@ -28,5 +28,15 @@ pub(super) trait Subscriber: Sized + Send + 'static {
     fn receive(&mut self) -> impl Future<Output = Self::Payload> + Send;
 }
 
+/// A client with a client-side cache.
+pub(super) trait CachingPeer: Send + 'static {
+    const NAME: &'static str;
+    type Text: Deref<Target = [u8]>;
+
+    fn connect(port: u16) -> impl Future<Output = Self> + Send;
+    /// Returns the value from the cache, or reads it from the server and keeps it.
+    fn cached_get(&mut self, key: &'static str) -> impl Future<Output = Self::Text> + Send;
+}
+
 /// Panic message of failed requests.
 pub(super) const EXPECT_REPLY: &str = "redis-server replies without an error";

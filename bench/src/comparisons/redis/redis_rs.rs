@@ -3,15 +3,18 @@
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Pipeline, cmd};
+use redis::caching::CacheConfig;
+use redis::{AsyncConnectionConfig, Client, Pipeline, cmd};
 
 use super::broadcast::{self, Listener};
-use super::peer::{EXPECT_REPLY, Peer, Subscriber};
+use super::peer::{CachingPeer, EXPECT_REPLY, Peer, Subscriber};
 
 #[derive(Clone)]
 pub(super) struct RedisRs(MultiplexedConnection);
 
 pub(super) struct RedisRsSubscriber(Listener);
+
+pub(super) struct RedisRsCache(MultiplexedConnection);
 
 impl Subscriber for RedisRsSubscriber {
     const NAME: &'static str = RedisRs::NAME;
@@ -34,6 +37,21 @@ impl Subscriber for RedisRsSubscriber {
 
     async fn receive(&mut self) -> Bytes {
         self.0.receive().await
+    }
+}
+
+impl CachingPeer for RedisRsCache {
+    const NAME: &'static str = RedisRs::NAME;
+    type Text = Bytes;
+
+    async fn connect(port: u16) -> Self {
+        let client = Client::open(format!("redis://127.0.0.1:{port}/?protocol=resp3")).expect("the URL is valid");
+        let config = AsyncConnectionConfig::new().set_cache_config(CacheConfig::new());
+        Self(client.get_multiplexed_async_connection_with_config(&config).await.expect(EXPECT_REPLY))
+    }
+
+    async fn cached_get(&mut self, key: &'static str) -> Bytes {
+        cmd("GET").arg(key).query_async(&mut self.0).await.expect(EXPECT_REPLY)
     }
 }
 

@@ -1,18 +1,26 @@
 //! The client rustis. It does not support `Bytes`: its string type is a vector, to which it copies.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use rustis::cache::Cache;
 use rustis::client::{BatchPreparedCommand, Client};
-use rustis::commands::{ListCommands, PubSubCommands, StringCommands};
+use rustis::commands::{ClientTrackingOptions, ListCommands, PubSubCommands, StringCommands};
 use rustis::resp::BulkString;
 
 use super::broadcast::{self, Listener};
-use super::peer::{EXPECT_REPLY, Peer, Subscriber};
+use super::peer::{CachingPeer, EXPECT_REPLY, Peer, Subscriber};
+
+/// How long the cache keeps a value, in seconds. Longer than a round.
+const CACHE_SECONDS: u64 = 3600;
 
 #[derive(Clone)]
 pub(super) struct Rustis(Client);
 
 pub(super) struct RustisSubscriber(Listener);
+
+pub(super) struct RustisCache(Arc<Cache>);
 
 impl Subscriber for RustisSubscriber {
     const NAME: &'static str = Rustis::NAME;
@@ -33,6 +41,21 @@ impl Subscriber for RustisSubscriber {
 
     async fn receive(&mut self) -> Bytes {
         self.0.receive().await
+    }
+}
+
+impl CachingPeer for RustisCache {
+    const NAME: &'static str = Rustis::NAME;
+    type Text = BulkString;
+
+    async fn connect(port: u16) -> Self {
+        let Rustis(client) = Rustis::connect(port).await;
+        let cache = Cache::new(client, CACHE_SECONDS, ClientTrackingOptions::default());
+        Self(cache.await.expect(EXPECT_REPLY))
+    }
+
+    async fn cached_get(&mut self, key: &'static str) -> BulkString {
+        self.0.get(key).await.expect(EXPECT_REPLY)
     }
 }
 

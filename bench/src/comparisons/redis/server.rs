@@ -50,6 +50,13 @@ pub(super) fn info(port: u16, section: &str, field: &str) -> Option<String> {
     fields.find(|&(name, _)| name == field).map(|(_, value)| value.to_owned())
 }
 
+/// Returns how often the server has executed `GET`.
+pub(super) fn get_calls(port: u16) -> u64 {
+    let Some(statistics) = info(port, "commandstats", "cmdstat_get") else { return 0 };
+    let calls = statistics.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).expect("the statistics of a command begin with its calls")
+}
+
 fn fill(port: u16) {
     let (commands, count) = data::commands();
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("redis-server accepts");

@@ -50,7 +50,11 @@ impl ConnectionShared {
         timeout: Duration,
         (reply, receiver): (ReplySender, oneshot::Receiver<T>),
     ) -> Result<T, Error> {
-        self.submit_or_wait(bytes, commands, timeout, reply).await?;
+        // Without another future in the fast path, whose cost would show.
+        match self.submit(bytes, commands, timeout, reply) {
+            Ok(None) => {}
+            submitted => self.wait_for_permit(bytes, submitted).await?,
+        }
         let mut guard = AbandonGuard { shared: self, has_ended: false };
         let replied = receiver.await;
         guard.has_ended = true;
@@ -66,7 +70,17 @@ impl ConnectionShared {
         timeout: Duration,
         reply: ReplySender,
     ) -> Result<(), Error> {
-        match self.submit(bytes, commands, timeout, reply) {
+        let submitted = self.submit(bytes, commands, timeout, reply);
+        self.wait_for_permit(bytes, submitted).await
+    }
+
+    /// Waits for the permit of a submitted request that has none.
+    async fn wait_for_permit(
+        &self,
+        bytes: &[u8],
+        submitted: Result<Option<PendingRequest>, Error>,
+    ) -> Result<(), Error> {
+        match submitted {
             Ok(None) => Ok(()),
             Ok(Some(request)) => self.submit_in_turn(bytes, request).await,
             Err(error) => {
