@@ -39,7 +39,7 @@ impl Subscriber for OurSubscriber {
 
     async fn receive(&mut self) -> Bytes {
         match self.0.next().await {
-            Some(Ok(Event::Message(message))) => message.payload,
+            Some(Ok(Event::Message(message))) => message.payload.clone(),
             other => panic!("expected a message, got {other:?}"),
         }
     }

@@ -5,15 +5,15 @@
 //! connection is replaced.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use super::{Event, Message, SubscribeOptions, WhenSlow};
 use crate::Error;
 use crate::sync::lock;
 
-/// Memory for each message besides its payload and the name of its channel.
-const OVERHEAD_BYTES: usize = size_of::<Entry>();
+/// Memory for each message besides its payload and the name of its channel. Subscriptions of the same channel share it.
+const OVERHEAD_BYTES: usize = size_of::<Entry>() + size_of::<Message>() + 2 * size_of::<usize>();
 /// The capacity for messages that is kept while the queue is empty.
 const MAX_IDLE_MESSAGES: usize = 256;
 
@@ -47,7 +47,7 @@ struct End(Option<Error>);
 struct Entry {
     /// The gap before the message.
     gap: Option<u64>,
-    message: Message,
+    message: Arc<Message>,
 }
 
 /// What became of a message.
@@ -58,7 +58,7 @@ pub(super) enum Pushed {
     /// It was queued, and this number of older ones were dropped.
     Dropped(u64),
     /// There is no space, and the options say to wait for it.
-    Full(Message),
+    Full(Arc<Message>),
 }
 
 impl Entry {
@@ -81,7 +81,7 @@ impl Inbox {
         lock(&self.state).is_started = true;
     }
 
-    pub(super) fn push(&self, message: Message) -> Pushed {
+    pub(super) fn push(&self, message: Arc<Message>) -> Pushed {
         let mut state = lock(&self.state);
         if !state.is_started || state.end.is_some() {
             return Pushed::Done;
@@ -193,8 +193,8 @@ fn wake(mut state: std::sync::MutexGuard<'_, State>) {
 mod tests {
     use super::*;
 
-    fn message(payload: &'static str) -> Message {
-        Message { channel: "c".into(), pattern: None, payload: payload.into() }
+    fn message(payload: &'static str) -> Arc<Message> {
+        Arc::new(Message { channel: "c".into(), pattern: None, payload: payload.into() })
     }
 
     fn inbox(options: SubscribeOptions) -> Inbox {

@@ -177,7 +177,7 @@ impl KeyspaceSubscription {
     pub async fn next(&mut self) -> Option<Result<Event<KeyEvent>, Error>> {
         loop {
             return Some(match self.subscription.next().await? {
-                Ok(Event::Message(message)) => match self.key_event(message) {
+                Ok(Event::Message(message)) => match self.key_event(&message) {
                     Some(event) => Ok(Event::Message(event)),
                     // Redis sends only channels that match.
                     None => continue,
@@ -194,7 +194,8 @@ impl KeyspaceSubscription {
         self.subscription.dropped()
     }
 
-    fn key_event(&self, Message { channel, payload, .. }: Message) -> Option<KeyEvent> {
+    fn key_event(&self, message: &Message) -> Option<KeyEvent> {
+        let (channel, payload) = (&message.channel, message.payload.clone());
         let rest = channel.strip_prefix(self.prefix.as_bytes()).map(|rest| channel.slice_ref(rest))?;
         Some(if self.is_by_key {
             KeyEvent { key: rest, event: payload }

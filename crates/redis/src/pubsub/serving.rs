@@ -71,7 +71,7 @@ pub(super) struct Serving<'a> {
 }
 
 struct Stalled {
-    message: Message,
+    message: Arc<Message>,
     inboxes: Vec<Arc<Inbox>>,
 }
 
@@ -272,13 +272,13 @@ impl<'a> Serving<'a> {
             Some(channel) => Message { channel: Bytes::copy_from_slice(channel), pattern: Some(name), payload },
             None => Message { channel: name, pattern: None, payload },
         };
-        self.push(&message, listeners.iter().map(|listener| &listener.inbox));
+        self.push(&Arc::new(message), listeners.iter().map(|listener| &listener.inbox));
     }
 
-    fn push<'i>(&mut self, message: &Message, inboxes: impl Iterator<Item = &'i Arc<Inbox>>) {
+    fn push<'i>(&mut self, message: &Arc<Message>, inboxes: impl Iterator<Item = &'i Arc<Inbox>>) {
         let mut full = Vec::new();
         for inbox in inboxes {
-            match inbox.push(message.clone()) {
+            match inbox.push(Arc::clone(message)) {
                 Pushed::Done => {}
                 Pushed::Dropped(count) => {
                     self.pubsub().counters.dropped.fetch_add(count, Relaxed);
@@ -287,7 +287,7 @@ impl<'a> Serving<'a> {
             }
         }
         if !full.is_empty() {
-            self.stalled = Some(Stalled { message: message.clone(), inboxes: full });
+            self.stalled = Some(Stalled { message: Arc::clone(message), inboxes: full });
         }
     }
 

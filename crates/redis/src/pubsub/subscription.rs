@@ -24,8 +24,8 @@ pub struct Subscription {
 /// What a subscription receives. `T` is the type of its messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Event<T = Message> {
-    /// A message.
+pub enum Event<T = Arc<Message>> {
+    /// A message. All subscriptions that receive it share it.
     Message(T),
     /// The connection was replaced, or the server had ended the subscription to a channel: messages may have been missed before this
     /// event. All channels are subscribed again, so that after this event none is missed until the next gap. A program that keeps a
@@ -49,7 +49,7 @@ pub struct Message {
     pub channel: Bytes,
     /// The pattern that the channel matches, if the subscription is one of patterns.
     pub pattern: Option<Bytes>,
-    /// The payload. Subscriptions that receive the same message share it.
+    /// The payload.
     pub payload: Bytes,
 }
 

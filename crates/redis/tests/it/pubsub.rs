@@ -103,12 +103,15 @@ async fn messages_name_their_channel_and_pattern() {
         assert_eq!(client.send(commands::publish("b", b"\0\xff x")).await.unwrap(), 3);
         assert_eq!(client.send(commands::spublish("{b}2", "shard")).await.unwrap(), 1);
         let Event::Message(message) = next(&mut channels).await else { panic!("not a message") };
-        assert_eq!((&*message.channel, message.pattern, &*message.payload), (&b"b"[..], None, &b"\0\xff x"[..]));
+        assert_eq!(
+            (&*message.channel, message.pattern.clone(), &*message.payload),
+            (&b"b"[..], None, &b"\0\xff x"[..])
+        );
         let mut found = BTreeSet::new();
         for _ in 0..2 {
             let Event::Message(message) = next(&mut patterns).await else { panic!("not a message") };
             assert_eq!(message.channel, "b");
-            found.extend(message.pattern);
+            found.extend(message.pattern.clone());
         }
         assert_eq!(found, ["[ab]*".into(), "b*".into()].into());
         let Event::Message(message) = next(&mut shards).await else { panic!("not a message") };

@@ -279,6 +279,8 @@ async fn only_a_read_without_acknowledgement_has_unclaimed_entries() {
     let server = Scripted::answering({
         let reads = Arc::clone(&reads);
         move |words, _| match &*words[0] {
+            // With an ID, so that the client can unblock the connection and keep it.
+            "HELLO" => "%2\r\n+proto\r\n:3\r\n+id\r\n:7\r\n".to_owned(),
             "XREADGROUP" => {
                 reads.fetch_add(1, SeqCst);
                 "*1\r\n*2\r\n+s\r\n*1\r\n*2\r\n+1-1\r\n*2\r\n+n\r\n+0\r\n".to_owned()
