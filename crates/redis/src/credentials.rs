@@ -3,13 +3,13 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::Login;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// Provides the user and password for every attempt to connect: for passwords that are rotated and tokens that expire.
 ///

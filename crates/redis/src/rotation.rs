@@ -7,7 +7,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::connection::{ConnectionShared, after};
 use crate::credentials::{self, Credentials};
 use crate::observe::LoginStats;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::{ConnectionState, Error, Login, Options, ServerError};
 
 /// The newest login, for the connections of one client.

@@ -4,12 +4,12 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 

@@ -5,8 +5,8 @@
 //! same reply, or submits the command if that was not done. If the last one goes away, the request is abandoned like any other.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OnceCell, oneshot};
 use tokio::task::coop::consume_budget;
@@ -18,7 +18,7 @@ use super::tracked::{Cache, Joined};
 use crate::connection::{PipelineReplies, ReplySender, after};
 use crate::observe::observed;
 use crate::request::read_reply;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::{Client, Error, FromValue, Request, RequestOutcome, RequestPhase, Value};
 
 /// Makes the server track the keys of the next command.

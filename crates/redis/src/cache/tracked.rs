@@ -2,8 +2,8 @@
 
 use std::hash::BuildHasher;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hashbrown::DefaultHashBuilder;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::load::Load;
 use super::shard::{Contents, ENTRY_BYTES, Found, Read, Reply, Shard};
 use super::{CacheOptions, CacheStats, stored};
-use crate::sync::lock;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tasks::Tasks;
 use crate::{ServerError, Value};
 

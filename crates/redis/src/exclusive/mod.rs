@@ -10,7 +10,7 @@ mod unclaimed;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
@@ -19,7 +19,7 @@ pub use self::unclaimed::{UnclaimedHook, UnclaimedReply};
 use crate::client::ClientShared;
 use crate::connection::{Actor, ConnectionShared};
 use crate::observe::ExclusiveStats;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::{Error, Options, RequestOutcome, RequestPhase};
 
 /// The exclusive connections of a client.

@@ -5,12 +5,12 @@
 //! connection is replaced.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::{Event, Message, SubscribeOptions, WhenSlow};
 use crate::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// Memory for each message besides its payload and the name of its channel. Subscriptions of the same channel share it.
 const OVERHEAD_BYTES: usize = size_of::<Entry>() + size_of::<Message>() + 2 * size_of::<usize>();

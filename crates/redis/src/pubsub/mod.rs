@@ -37,8 +37,8 @@ mod slot;
 mod subscription;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -53,7 +53,7 @@ pub use self::subscription::{Event, Message, SubscribeOptions, Subscription, Whe
 use crate::command::{CommandError, ToArgument};
 use crate::connection::after;
 use crate::observe::PubSubStats;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::{Client, Command, Error, RequestOutcome, RequestPhase};
 
 /// The subscriptions of a client.

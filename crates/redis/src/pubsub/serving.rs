@@ -108,8 +108,9 @@ impl<'a> Serving<'a> {
             }
         };
         if !matches!(end, ServingEnd::Lost(_)) {
-            // Nothing is lost if it fails: there are no subscriptions.
-            let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
+            // Nothing is lost if it fails: there are no subscriptions. It is tried once, because TLS would wait for the socket.
+            let _ =
+                std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut self.stream).poll_shutdown(context))).await;
         }
         end
     }

@@ -1,8 +1,6 @@
 //! Statistics of a worker.
 
-use std::sync::Mutex;
-
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// Statistics of a [`Worker`](super::Worker). Returned by [`WorkerHandle::stats`](super::WorkerHandle::stats). Counters never decrease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
