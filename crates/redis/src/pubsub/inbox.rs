@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::{Event, Message, SubscribeOptions, WhenSlow};
 use crate::Error;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Memory for each message besides its payload and the name of its channel. Subscriptions of the same channel share it.
 const OVERHEAD_BYTES: usize = size_of::<Entry>() + size_of::<Message>() + 2 * size_of::<usize>();
@@ -181,7 +181,7 @@ impl State {
 }
 
 /// Wakes the subscriber, outside of the critical section.
-fn wake(mut state: std::sync::MutexGuard<'_, State>) {
+fn wake(mut state: MutexGuard<'_, State>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {
