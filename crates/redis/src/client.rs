@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use crate::request::read_reply;
 use crate::resp::encode_command;
 use crate::rotation::{LoginPublisher, Rotation};
 use crate::sharing::Route;
+use crate::sync::{Mutex, lock};
 use crate::tasks::Tasks;
 use crate::{ConnectionError, Error, FromValue, Invocation, Options, Pipeline, ReplyTypes, Request, States, Status};
 
@@ -42,8 +43,8 @@ pub(crate) struct ClientShared {
     pub(crate) pubsub: PubSub,
     pub(crate) health: Health,
     pub(crate) tasks: Tasks,
-    /// The generation of the shared connection on which the user may use `MULTI` and `EXEC`.
-    multi_generation: AtomicU64,
+    /// The generation and the number of login changes of the shared connection on which the user may use `MULTI` and `EXEC`.
+    may_use_multi: Mutex<Option<(u64, u64)>>,
     /// The number of handles. The last one closes the client.
     handles: AtomicUsize,
 }
@@ -71,7 +72,7 @@ impl Client {
             connection: Arc::new(ConnectionShared::shared(options).with_cache(cache)),
             health: Health::default(),
             tasks,
-            multi_generation: AtomicU64::new(0),
+            may_use_multi: Mutex::default(),
             handles: AtomicUsize::new(1),
         });
         (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared, runner, publisher, interval))
@@ -243,10 +244,15 @@ impl ClientShared {
         }
     }
 
-    /// Checks once for each shared connection that the user may use `MULTI` and `EXEC`.
+    /// Checks once for each shared connection, and after each change of its login, that the user may use `MULTI` and `EXEC`.
     pub(crate) async fn check_multi(&self, timeout: Duration) -> Result<(), Error> {
-        let generation = self.connection.status.generation();
-        if generation > 0 && self.multi_generation.load(Relaxed) == generation {
+        // The first connection has generation 1.
+        let version = || {
+            let logins = self.connection.login_changes.load(Relaxed);
+            (self.connection.status.generation().max(1), logins)
+        };
+        let begin = version();
+        if *lock(&self.may_use_multi) == Some(begin) && self.connection.is_connected() {
             return Ok(());
         }
         let mut bytes = Vec::new();
@@ -257,9 +263,9 @@ impl ClientShared {
         for reply in values {
             read_reply::<Ignore>(reply)?;
         }
-        // Unless it may have been another connection that was checked. The first one has generation 1.
-        if generation.max(1) == self.connection.status.generation() {
-            self.multi_generation.store(generation.max(1), Relaxed);
+        // Unless it may have been another connection or login that was checked.
+        if version() == begin {
+            *lock(&self.may_use_multi) = Some(begin);
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Connection {
     /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
     /// server has refused the login.
     pub async fn run(mut self) {
-        // Aborted as soon as the client closes.
+        // Aborted when the shared connection has ended.
         let mut until_close = JoinSet::new();
         if let Some(publisher) = self.publisher.take() {
             until_close.spawn(publisher.run());

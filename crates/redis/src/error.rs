@@ -122,9 +122,9 @@ pub enum ConnectionError {
     /// The [provider of credentials](crate::credentials::Credentials) failed.
     #[error("the credential provider failed: {0}")]
     Credentials(LoginError),
-    /// A reply was overdue, and the server did not answer a `PING` within
-    /// [`Options::connect_timeout`](crate::Options::connect_timeout) either.
-    #[error("the server does not respond: a reply is overdue, and a PING was not answered within `connect_timeout`")]
+    /// The server did not answer a `PING` within [`Options::connect_timeout`](crate::Options::connect_timeout). It is sent when a reply
+    /// is overdue, and when a pub/sub connection is idle.
+    #[error("the server does not respond: a PING was not answered within `connect_timeout`")]
     Unresponsive,
     /// The server rejected a change of the subscriptions that it may accept on another connection.
     #[error("the server rejected a change of the subscriptions: {0}")]

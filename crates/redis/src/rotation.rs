@@ -8,6 +8,7 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -93,7 +94,9 @@ impl Rotation {
                 // Cannot fail, because `connection` owns the sender.
                 let _ = status.wait_for(|status| status.state == ConnectionState::Open).await;
                 let Some(login) = self.newest.borrow_and_update().clone() else { break };
+                connection.login_changes.fetch_add(1, Relaxed);
                 let replied = connection.call_own(&login.auth(), after(Duration::MAX)).await;
+                connection.login_changes.fetch_add(1, Relaxed);
                 match replied.map(|reply| reply.as_error().map(|text| ServerError::parse(text))) {
                     Ok(error) => {
                         self.count_reply(error.as_ref());

@@ -57,7 +57,7 @@ pub enum TransactionError {
     #[error("a watched key was changed, so the server executed no command of the transaction; read it and try again")]
     Changed,
     /// The server refused `MULTI` and executed the commands one by one. It can only happen if the permissions of the user change while
-    /// the connection is open, because the client checks them before the first transaction on it.
+    /// the connection is open, because the client checks them before the first transaction on it and after a change of the login.
     #[error("the server refused MULTI, so it executed the commands one by one: {0}")]
     NotAtomic(#[source] ServerError),
     /// The transaction was not sent, or has no reply. [`Error::outcome`] says whether the server may have executed it.

@@ -41,4 +41,15 @@ async fn memory_of_a_slow_subscriber_is_limited() {
     let growth = ALLOCATOR.live_bytes().saturating_sub(before);
     assert!(growth < SLACK_BYTES, "{growth} bytes for a limit of 1 MiB");
     assert!(slow.dropped() > 3500, "{}", slow.dropped());
+
+    // A message that was much larger than the input of an idle connection, and that was dropped.
+    drop(slow);
+    client.send(commands::publish("large", "x".repeat(12 << 20))).await.unwrap();
+    assert!(matches!(large.next().await, Some(Ok(Event::Message(message))) if message.payload.len() == 12 << 20));
+    client.send(commands::publish("large", "")).await.unwrap();
+    large.next().await;
+    wait_until_async("the memory is freed", PATIENCE, async || {
+        ALLOCATOR.live_bytes().saturating_sub(before) < SLACK_BYTES
+    })
+    .await;
 }

@@ -157,9 +157,15 @@ impl Waiter<'_> {
         if lock(&self.load.request).is_none() {
             self.submit(deadline).await?;
         }
-        let replied = std::future::poll_fn(|context| match &mut *lock(&self.load.request) {
-            Some(request) => Pin::new(&mut request.replies).poll(context).map(|replied| (replied.ok(), request.at)),
-            None => std::task::Poll::Ready((None, deadline)),
+        let replied = std::future::poll_fn(|context| {
+            let mut state = lock(&self.load.request);
+            let Some(request) = &mut *state else { return std::task::Poll::Ready((None, deadline)) };
+            let replied = Pin::new(&mut request.replies).poll(context).map(|replied| (replied.ok(), request.at));
+            if replied.is_ready() {
+                // If a hook of the caller panics, the next caller sends the command again.
+                *state = None;
+            }
+            replied
         });
         // The connection sends replies or an error to every request, unless the runtime has dropped it.
         let (Some(PipelineReplies { values, error }), submitted) = replied.await else {

@@ -8,8 +8,8 @@
 //! # Guarantees
 //!
 //! - A hit is never older than an invalidation that the client has received. Pushes and replies are handled in the order in which they
-//!   were received, so after [`Client::send`](crate::Client::send) has returned a value, [`Client::cached`](crate::Client::cached) does
-//!   not return an older one.
+//!   were received, so after [`Client::send`](crate::Client::send) has read a value over the shared connection,
+//!   [`Client::cached`](crate::Client::cached) does not return an older one.
 //! - A reply is kept only if no invalidation of its key has arrived since the command was submitted. A command that is being loaded has an
 //!   entry in the cache, which an invalidation removes; a load without an entry keeps nothing.
 //! - When the connection is lost or the client is closed, the cache is emptied before the new state is published. Loads that began before
@@ -44,7 +44,8 @@ pub struct CacheOptions {
     /// 64 MiB, which is about 170 000 short strings.
     pub max_bytes: usize,
     /// The size of the largest entry in bytes. A larger reply is returned and not kept. Default: 1 MiB, so that a few large replies do not
-    /// evict everything else. Not more than a sixteenth of `max_bytes` has an effect, or than 1 MiB if `max_bytes` is below 16 MiB.
+    /// evict everything else. The memory is divided into up to 16 equal parts of at least 1 MiB, and an entry is
+    /// not larger than a part.
     pub max_entry_bytes: usize,
     /// The age at which an entry is read again. It limits how long an old value is returned if the connection hangs and no invalidation
     /// arrives: the next read then fails, and the connection is replaced. Default: 5 minutes.

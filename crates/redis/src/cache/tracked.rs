@@ -26,7 +26,7 @@ const MAX_DROPPED: usize = 256;
 /// The cache of a client. The shard of an entry depends on its key.
 pub(crate) struct Cache {
     shards: Box<[Mutex<Shard<Arc<Load>>>]>,
-    /// Seeded at random, so that keys cannot be chosen to collide.
+    /// Seeded at random.
     hasher: DefaultHashBuilder,
     max_entry_bytes: usize,
     max_age: Duration,
@@ -120,7 +120,7 @@ impl Cache {
         }
     }
 
-    /// Counts a caller out. Returns whether it was the last one; then the next caller begins another load.
+    /// Removes a waiting caller. Returns whether it was the last one; then the next caller begins another load.
     pub(super) fn leave(&self, read: &Read<'_>, load: &Arc<Load>) -> bool {
         let mut shard = self.shard(read.key_hash);
         let is_last = load.remove_waiter();

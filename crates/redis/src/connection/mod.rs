@@ -8,8 +8,8 @@
 //!    The first submission after the actor found the queue empty wakes it.
 //! 3. While the connection is open (`serving`), the actor takes all pending bytes and requests by a swap, writes the bytes at
 //!    once (`output`), and records the requests in flight in order, with their deadlines.
-//! 4. Input goes through the decoder (`resp/`). Pushes about changed keys go to the cache. Each reply belongs to the oldest request in flight. Its permit is returned before
-//!    its caller is woken.
+//! 4. Input goes through the decoder (`resp/`). Pushes about changed keys go to the cache. Each reply belongs to the oldest request in
+//!    flight. Its permit is returned before its caller is woken.
 //! 5. The caller converts the reply to the requested type (`request.rs`, `convert/`).
 //! 6. When the connection is lost, every request in flight ends with an error that says whether a byte of it was written. The
 //!    actor then reconnects (`transport`) and publishes every state (`status`).
@@ -69,8 +69,13 @@ impl Actor {
     }
 
     /// Connects, sends, receives and reconnects. Returns when the connection has been closed, or the server has refused the login.
-    /// The status becomes [`ConnectionState::Closed`] when the actor is dropped.
+    /// All requests have ended then. The status becomes [`ConnectionState::Closed`] when the actor is dropped.
     pub(crate) async fn run(&mut self) {
+        self.run_until_closed().await;
+        self.end_requests();
+    }
+
+    async fn run_until_closed(&mut self) {
         let shared = Arc::clone(&self.shared);
         match shared.options.rotation.clone() {
             None => self.stay_connected().await,
@@ -144,6 +149,13 @@ impl Actor {
                 }
                 AttemptEnd::Failed(error)
             }
+        }
+    }
+
+    /// Rejects all requests from now on, and ends the pending ones, none of which was sent.
+    fn end_requests(&self) {
+        for request in self.shared.queue.end().requests {
+            self.shared.fail(request, Error::Closed { outcome: RequestOutcome::NeverSent });
         }
     }
 
@@ -224,9 +236,7 @@ impl Actor {
 impl Drop for Actor {
     fn drop(&mut self) {
         self.shared.queue.close(Instant::now());
-        for request in self.shared.queue.end().requests {
-            self.shared.fail(request, Error::Closed { outcome: RequestOutcome::NeverSent });
-        }
+        self.end_requests();
         self.shared.status.update(|status| {
             status.state = ConnectionState::Closed;
             status.last_error = self.last_error.take().or(status.last_error.take());

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use tokio::time::timeout_at;
 
@@ -25,6 +25,8 @@ pub(crate) struct ConnectionShared {
     pub(crate) cache: Option<Cache>,
     /// The ID of the open connection on the server, or 0 if it is unknown.
     client_id: AtomicI64,
+    /// How often `AUTH` was sent or answered on open connections: what the user may do may have changed.
+    pub(crate) login_changes: AtomicU64,
 }
 
 impl ConnectionShared {
@@ -49,6 +51,7 @@ impl ConnectionShared {
             is_exclusive,
             cache: None,
             client_id: AtomicI64::new(0),
+            login_changes: AtomicU64::new(0),
         }
     }
 

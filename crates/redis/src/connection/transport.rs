@@ -226,7 +226,11 @@ impl Established {
         let mut output = BytesMut::new();
         encode_command(command, &mut output);
         // If the server has ended the connection, it may have sent the reason before.
-        let written = self.stream.write_all(&output).await;
+        let written = async {
+            self.stream.write_all(&output).await?;
+            self.stream.flush().await
+        }
+        .await;
         loop {
             match self.decoder.decode(&mut self.input).map_err(|error| ConnectError::Failed(error.into()))? {
                 Some(Message::Reply(value)) => {

@@ -49,7 +49,8 @@ impl Actor {
     async fn run_until_unused(&self) {
         while self.pubsub().update(Registry::begin_attempt) {
             let (failure, is_final) = match self.connect_and_serve().await {
-                AttemptEnd::Closed | AttemptEnd::Unused => return,
+                AttemptEnd::Closed => return self.pubsub().update(Registry::closed),
+                AttemptEnd::Unused => return,
                 AttemptEnd::Failed(failure) => (failure, !self.options().reconnect),
                 AttemptEnd::Refused(failure) => (failure, true),
             };
@@ -142,6 +143,7 @@ impl Drop for Actor {
     fn drop(&mut self) {
         if !self.has_ended {
             self.client.pubsub.close();
+            self.client.pubsub.update(Registry::closed);
         }
     }
 }

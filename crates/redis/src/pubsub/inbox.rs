@@ -107,9 +107,14 @@ impl Inbox {
     pub(super) fn push_gap(&self, generation: u64) {
         let mut state = lock(&self.state);
         if state.end.is_none() {
-            state.gap = Some(generation);
+            state.gap = state.gap.max(Some(generation));
             wake(state);
         }
+    }
+
+    /// Counts a message that was neither queued nor replaced, because the connection has ended.
+    pub(super) fn count_dropped(&self) {
+        lock(&self.state).dropped += 1;
     }
 
     /// Ends the subscription after the queued messages, with this error. The first end counts.

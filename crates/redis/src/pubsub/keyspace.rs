@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use super::{Event, Message, SubscribeOptions, Subscription};
-use crate::{Client, Command, Error};
+use crate::{Client, Command, Error, ErrorCode};
 
 /// The parameter of the server that turns notifications on.
 const PARAMETER: &str = "notify-keyspace-events";
@@ -130,7 +130,7 @@ async fn check_setting(client: &Client, filter: &Filter) -> Result<(), KeyspaceE
     let settings: HashMap<String, String> = match client.send(request).await {
         Ok(settings) => settings,
         // The user has no permission, or the command is renamed.
-        Err(Error::Server(_)) => return Ok(()),
+        Err(Error::Server(error)) if matches!(error.code, ErrorCode::NoPermission | ErrorCode::Err) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
     let Some(current) = settings.get(PARAMETER) else { return Ok(()) };

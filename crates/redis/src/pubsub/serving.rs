@@ -1,6 +1,6 @@
 //! An open pub/sub connection: it sends the commands of the registry, and delivers messages.
 //!
-//! Nothing but changes of subscriptions and `PING` is sent. In RESP3 confirmations and messages are pushes, in RESP2 they are arrays;
+//! Only changes of subscriptions, `PING` and `AUTH` are sent. In RESP3 confirmations and messages are pushes, in RESP2 they are arrays;
 //! both are read in the same way. If a subscription with [`WhenSlow::Wait`](super::WhenSlow::Wait) is full, the connection keeps the
 //! message and reads no further.
 
@@ -23,7 +23,7 @@ use crate::connection::later;
 use crate::connection::transport::{Established, Stream};
 use crate::resp::{self, Decoder, encode_command};
 use crate::rotation::Rotation;
-use crate::{ConnectionError, ServerError, Value};
+use crate::{ConnectionError, Login, ServerError, Value};
 
 /// With more unwritten bytes than this, no commands are taken.
 const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
@@ -33,7 +33,7 @@ const MAX_IN_FLIGHT: usize = 4096;
 const MIN_READ_BYTES: usize = 4 << 10;
 /// Capacity that is allocated for the input.
 const INPUT_BYTES: usize = 16 << 10;
-/// Capacity above which an empty input is freed.
+/// The length of a message above which the input is freed after it.
 const MAX_IDLE_INPUT_BYTES: usize = 1 << 20;
 /// A payload from this length on is a slice of the input, and a shorter one is copied: it would keep the whole read in memory.
 const MIN_SLICE_BYTES: usize = 64 << 10;
@@ -57,7 +57,11 @@ pub(super) struct Serving<'a> {
     /// Whether `AUTH` can be sent, which in RESP2 it cannot while there are subscriptions.
     is_resp3: bool,
     input: BytesMut,
+    /// Whether a message was larger than an idle input may be.
+    had_large_message: bool,
     output: BytesMut,
+    /// The newest login that is not sent yet.
+    next_login: Option<Login>,
     /// A message that some subscriptions have no space for.
     stalled: Option<Stalled>,
     /// The last time that the connection was read, or could not be read because it was stalled.
@@ -85,6 +89,8 @@ impl<'a> Serving<'a> {
             decoder,
             is_resp3,
             input,
+            had_large_message: false,
+            next_login: None,
             output: BytesMut::new(),
             stalled: None,
             last_heard: now,
@@ -101,12 +107,15 @@ impl<'a> Serving<'a> {
             tokio::select! {
                 biased;
                 end = std::future::poll_fn(|context| self.poll(context)) => break end.unwrap_or_else(ServingEnd::Lost),
-                login = Rotation::next(rotation.as_mut()) => {
-                    self.update(Registry::authenticate);
-                    self.output.extend_from_slice(&login.auth());
-                }
+                login = Rotation::next(rotation.as_mut()) => self.next_login = Some(login),
             }
         };
+        if let Some(Stalled { inboxes, .. }) = self.stalled.take() {
+            self.pubsub().counters.dropped.fetch_add(inboxes.len() as u64, Relaxed);
+            for inbox in inboxes {
+                inbox.count_dropped();
+            }
+        }
         if !matches!(end, ServingEnd::Lost(_)) {
             // Nothing is lost if it fails: there are no subscriptions. It is tried once, because TLS would wait for the socket.
             let _ =
@@ -127,6 +136,9 @@ impl<'a> Serving<'a> {
             self.take_commands();
             self.write(context)?;
             if !self.read(context)? {
+                // What was delivered may allow further commands.
+                self.take_commands();
+                self.write(context)?;
                 return self.wait(context);
             }
         }
@@ -136,6 +148,9 @@ impl<'a> Serving<'a> {
 
     /// Encodes commands, unless enough bytes are unwritten or enough responses are missing.
     fn take_commands(&mut self) {
+        if self.next_login.is_some() && self.pubsub().update(Registry::authenticate) {
+            self.output.extend(self.next_login.take().map(|login| login.auth()).into_iter().flatten());
+        }
         while self.output.len() < MAX_UNWRITTEN_BYTES {
             let next = self.pubsub().update(|registry| registry.next_command(MAX_IN_FLIGHT));
             let Some(Change { subscribes, kind, name }) = next else { break };
@@ -177,10 +192,6 @@ impl<'a> Serving<'a> {
             return Ok(false);
         }
         if self.input.capacity() - self.input.len() < MIN_READ_BYTES {
-            let is_idle = self.input.is_empty() && !self.decoder.is_midway(&self.input);
-            if is_idle && self.input.capacity() > MAX_IDLE_INPUT_BYTES {
-                self.input = BytesMut::new();
-            }
             self.input.reserve(INPUT_BYTES);
         }
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
@@ -207,15 +218,25 @@ impl<'a> Serving<'a> {
                 if self.stalled.is_some() {
                     return Ok(false);
                 }
-                // The server is judged by what it sends from now on.
+                // The liveness deadline begins anew, because nothing was read meanwhile.
                 self.note_heard();
             }
             match self.decoder.decode(&mut self.input)? {
                 Some(resp::Message::Push(items)) => self.receive(&items, true)?,
                 Some(resp::Message::Reply(Value::Array(items))) => self.receive(&items, false)?,
                 Some(resp::Message::Reply(reply)) => self.receive_reply(&reply)?,
-                None => return Ok(true),
+                None => {
+                    self.free_input();
+                    return Ok(true);
+                }
             }
+        }
+    }
+
+    /// Frees an input that has grown for a large message. Payloads that are slices of it would keep all of it in memory.
+    fn free_input(&mut self) {
+        if std::mem::take(&mut self.had_large_message) && !self.decoder.is_midway(&self.input) {
+            self.input = BytesMut::from(&self.input[..]);
         }
     }
 
@@ -268,6 +289,7 @@ impl<'a> Serving<'a> {
         self.pubsub().counters.messages.fetch_add(1, Relaxed);
         // Without listeners, the server has not executed an `UNSUBSCRIBE` yet.
         let Some((name, listeners)) = self.pubsub().listeners(kind, name) else { return };
+        self.had_large_message |= payload.len() > MAX_IDLE_INPUT_BYTES;
         let payload = if payload.len() < MIN_SLICE_BYTES { Bytes::copy_from_slice(payload) } else { payload.clone() };
         let message = match channel {
             Some(channel) => Message { channel: Bytes::copy_from_slice(channel), pattern: Some(name), payload },

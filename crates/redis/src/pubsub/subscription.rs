@@ -122,6 +122,8 @@ impl Subscription {
     /// Why the subscription has ended: the server has refused to restore one of its channels, or the connection is not replaced
     /// ([`Options::reconnect`](crate::Options::reconnect) is off, or the login was refused). It is the last event.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {
+        // A busy channel must not keep other tasks of the thread waiting.
+        tokio::task::coop::consume_budget().await;
         let (event, frees_space) = poll_fn(|context| self.inbox.poll_next(context)).await;
         if frees_space {
             self.client.shared.pubsub.wake();

@@ -142,6 +142,10 @@ impl Stream {
 }
 
 impl Group {
+    pub(super) fn has_stream(&self, key: &Bytes) -> bool {
+        self.streams.iter().any(|stream| stream.key == *key)
+    }
+
     /// Creates the group for every stream that does not have it, and the streams that do not exist.
     pub(super) async fn create(&self) -> Result<(), Error> {
         for stream in &self.streams {

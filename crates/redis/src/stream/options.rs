@@ -5,9 +5,11 @@ use std::time::Duration;
 use crate::commands::StreamStart;
 
 /// The shortest `min_idle` that is useful: the worker resets idle times three times as often.
-const LEAST_MIN_IDLE: Duration = Duration::from_millis(30);
+const SHORTEST_MIN_IDLE: Duration = Duration::from_millis(30);
+/// Servers reject longer times. It means that no entry is claimed.
+const LONGEST_MIN_IDLE: Duration = Duration::from_hours(24 * 365 * 100);
 /// The shortest time between two requests of the same kind that find nothing.
-pub(super) const LEAST_INTERVAL: Duration = Duration::from_millis(10);
+pub(super) const MIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The settings of a [`Worker`](super::Worker).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,16 +175,16 @@ impl WorkerOptions {
         self
     }
 
-    /// Raises values that are too small to work.
-    pub(super) fn raised(mut self) -> Self {
+    /// Replaces values that are too small or too large to work.
+    pub(super) fn limited(mut self) -> Self {
         self.max_concurrent = self.max_concurrent.max(1);
         self.batch = self.batch.max(1);
-        self.block = self.block.max(LEAST_INTERVAL);
+        self.block = self.block.max(MIN_INTERVAL);
         self.max_deliveries = self.max_deliveries.max(1);
-        self.min_backoff = self.min_backoff.max(LEAST_INTERVAL);
+        self.min_backoff = self.min_backoff.max(MIN_INTERVAL);
         self.max_retrying = self.max_retrying.max(1);
-        self.min_idle = self.min_idle.max(LEAST_MIN_IDLE);
-        self.claim_interval = self.claim_interval.max(LEAST_INTERVAL);
+        self.min_idle = self.min_idle.clamp(SHORTEST_MIN_IDLE, LONGEST_MIN_IDLE);
+        self.claim_interval = self.claim_interval.max(MIN_INTERVAL);
         self
     }
 
@@ -201,7 +203,7 @@ impl WorkerOptions {
 pub(super) fn backoff(min: Duration, max: Duration, failures: u64) -> Duration {
     let doublings = u32::try_from(failures.saturating_sub(1)).unwrap_or(u32::MAX).min(20);
     let longest = min.saturating_mul(1 << doublings).min(max.max(min));
-    longest.mul_f64(1.0 - fastrand::f64() / 2.0).max(LEAST_INTERVAL / 2)
+    longest.mul_f64(1.0 - fastrand::f64() / 2.0).max(MIN_INTERVAL / 2)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use super::group::{Claim, Group, Stream, Taken};
 use super::handling::{Outcome, handle};
 use super::held::{EntryKey, Gone, Held};
-use super::options::{LEAST_INTERVAL, backoff};
+use super::options::{MIN_INTERVAL, backoff};
 use super::stats::Counters;
 use super::{Delivery, WorkerOptions, WorkerStats};
 use crate::command::ToArgument;
@@ -47,15 +47,17 @@ struct Shared {
 impl Worker {
     /// Creates a worker for a stream. Nothing happens until it is [run](Self::run).
     pub fn new(client: &Client, stream: impl ToArgument, options: WorkerOptions) -> Self {
-        let group = Group { client: client.clone(), streams: Vec::new(), options: options.raised() };
+        let group = Group { client: client.clone(), streams: Vec::new(), options: options.limited() };
         let shared = Shared { is_stopping: watch::Sender::new(false), counters: Arc::default() };
         Self { group, handle: WorkerHandle { shared: Arc::new(shared) } }.stream(stream)
     }
 
-    /// Adds another stream. Entries of different streams have no order.
+    /// Adds another stream, unless the worker has it already. Entries of different streams have no order.
     pub fn stream(mut self, stream: impl ToArgument) -> Self {
         let key = stream.with_bytes(Bytes::copy_from_slice);
-        self.group.streams.push(Stream::new(key));
+        if !self.group.has_stream(&key) {
+            self.group.streams.push(Stream::new(key));
+        }
         self
     }
 
@@ -71,7 +73,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// If the client is closed, or the group cannot be created because a key is not a stream, the user has no permission, or the server
+    /// If the client is closed, which aborts the running handlers: [stop](WorkerHandle::stop) the worker first. If the group cannot be created because a key is not a stream, the user has no permission, or the server
     /// does not know the command. Other errors are repeated.
     ///
     /// # Cancellation
@@ -88,7 +90,7 @@ impl Worker {
         let ended = Run::new(group, handler, Arc::clone(&shared.counters)).run(shared.is_stopping.subscribe()).await;
         match &ended {
             Ok(()) => tracing::info!("stream worker stopped"),
-            Err(error) => tracing::error!(%error, "stream worker failed"),
+            Err(error) => tracing::error!(%error, "stream worker failed, running handlers were aborted"),
         }
         ended
     }
@@ -257,7 +259,7 @@ where
         if is_due(self.read_due()) {
             self.running.insert(Kind::Read);
             // A server that does not wait for new entries is not asked all the time.
-            self.read_at = later(now, LEAST_INTERVAL);
+            self.read_at = later(now, MIN_INTERVAL);
             let group = Arc::clone(&self.group);
             self.requests.spawn(async move { Reply::Read(group.read().await) });
         }
@@ -356,7 +358,8 @@ where
             }
             Reply::Claimed(claim, taken) => {
                 self.running.remove(&Kind::Claim);
-                self.note_lost_reply(&taken);
+                // An earlier request of it may have taken entries.
+                self.must_recover |= taken.is_err();
                 let Some(taken) = self.checked("claiming", taken, false)? else { return Ok(()) };
                 match claim {
                     Claim::Own => self.must_recover = taken.has_more,
@@ -372,7 +375,7 @@ where
             }
             Reply::Retried(keys, taken) => {
                 self.running.remove(&Kind::Claim);
-                self.note_lost_reply(&taken);
+                self.must_recover |= taken.is_err();
                 let Some(taken) = self.checked("retrying", taken, false)? else { return Ok(()) };
                 self.count_deleted(&taken.deleted);
                 let mut gone: HashSet<_> = keys.into_iter().collect();

@@ -13,7 +13,7 @@ use tidewire_redis::{
     Client, Command, ConnectionState, Error, FromValue, Pipeline, RequestOutcome, RequestPhase, UnclaimedHook,
     UnclaimedReply, Value,
 };
-use tidewire_testkit::{FaultProxy, PATIENCE, RedisServer, wait_until_async};
+use tidewire_testkit::{FaultProxy, Faults, PATIENCE, RedisServer, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -305,6 +305,27 @@ async fn close_ends_blocked_calls_at_once() {
         !server.cli(["CLIENT", "LIST"]).contains("name=app")
     })
     .await;
+}
+
+#[tokio::test]
+async fn close_without_a_shared_connection_ends_blocked_calls() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let client = Client::start(options(proxy.addr().port()).timeout(Duration::MAX));
+    let id = client.send(commands::client_id()).await.unwrap();
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.blpop::<Value>(["queue"], FOREVER).await }
+    });
+    blocked(&server, 1).await;
+    // Only the shared connection is lost, and cannot be replaced.
+    proxy.inject(Faults::default().refuse(true));
+    server.cli(["CLIENT", "KILL", "ID", &id.to_string()]);
+    client.status().wait_for(|status| status.state == ConnectionState::Failed).await.unwrap();
+    client.close(Duration::MAX).await;
+    let error = call.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Closed { outcome: RequestOutcome::MaybeExecuted }), "{error:?}");
+    blocked(&server, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use tidewire_redis::credentials::{Credentials, LoginFuture, RotatingLogin};
 use tidewire_redis::pubsub::Event;
-use tidewire_redis::{Client, Command, ConnectionState, Login, Options, Pipeline, Request, WhileDown, commands};
+use tidewire_redis::{
+    Client, Command, ConnectionState, Error, Login, Options, Pipeline, Request, Transaction, TransactionError,
+    WhileDown, commands,
+};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -142,6 +145,23 @@ async fn login_changes_between_two_pipelines() {
             ended.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn permission_of_transactions_is_checked_after_a_change_of_the_login() {
+    let server = RedisServer::options()
+        .user("ada", format!("on >first {ALLOWED}"))
+        .user("bob", format!("on >third {ALLOWED} -multi"))
+        .start();
+    let login = RotatingLogin::new(ada("first"));
+    let client = Client::connect(options(server.port()).credentials(login.clone())).await.unwrap();
+    let transaction = || Transaction::new().then(commands::incr("n"));
+    assert_eq!(client.transaction(transaction()).await.unwrap().0.unwrap(), 1);
+    login.set(Login::new("third").user("bob"));
+    wait_until_async("the login has changed", PATIENCE, async || client.stats().logins.changed == 1).await;
+    let error = client.transaction(transaction()).await.unwrap_err();
+    assert!(matches!(error, TransactionError::Request(Error::Server(_))), "{error:?}");
+    assert_eq!(server.cli(["GET", "n"]), "1", "nothing was executed");
 }
 
 #[tokio::test]

@@ -308,6 +308,17 @@ impl Registry {
         ends
     }
 
+    /// The actor has ended because the client is closed.
+    pub(super) fn closed(&mut self) {
+        self.link = Link::Down;
+        self.has_actor = false;
+        self.in_flight.clear();
+        self.due.clear();
+        for channels in &mut self.channels {
+            channels.clear();
+        }
+    }
+
     pub(super) fn has_no_channels(&self) -> bool {
         self.channels.iter().all(HashMap::is_empty)
     }
@@ -383,9 +394,13 @@ impl Registry {
         self.in_flight.push_back(InFlight::Ping);
     }
 
-    /// Records that an `AUTH` is sent.
-    pub(super) fn authenticate(&mut self) {
-        self.in_flight.push_back(InFlight::Auth);
+    /// Records that an `AUTH` is sent. Returns false if there is one in flight already.
+    pub(super) fn authenticate(&mut self) -> bool {
+        let may_send = !self.in_flight.iter().any(|command| matches!(command, InFlight::Auth));
+        if may_send {
+            self.in_flight.push_back(InFlight::Auth);
+        }
+        may_send
     }
 
     /// The server has answered a `PING` or an `AUTH`.
