@@ -49,6 +49,18 @@ fn short_time_to_live_is_not_rounded_to_none() {
 }
 
 #[test]
+fn timeouts_of_blocking_commands() {
+    let (short, second) = (Duration::from_nanos(1), Duration::from_secs(1));
+    is(blpop(["a", "b"], short), "BLPOP a b 0.001");
+    is(brpop(["a"], Duration::MAX), "BRPOP a 0");
+    is(bzmpop(["a"], ScoreEnd::Lowest, 2, second), "BZMPOP 1 1 a MIN COUNT 2");
+    is(wait(1, short), "WAIT 1 1");
+    is(waitaof(true, 2, second), "WAITAOF 1 2 1000");
+    is(waitaof(false, 0, Duration::MAX), "WAITAOF 0 0 0");
+    is(xread_blocking([("s", StreamStart::Now)], None, Duration::MAX), "XREAD BLOCK 0 STREAMS s $");
+}
+
+#[test]
 fn times_to_live() {
     for (reply, expected) in [
         (-2, Some(TimeToLive::NoKey)),

@@ -560,6 +560,21 @@ async fn pipeline_waits_for_the_replicas_of_its_own_writes() {
 }
 
 #[tokio::test]
+async fn pipeline_waits_for_the_append_only_file() {
+    let server = RedisServer::options().config("appendonly yes").start();
+    let client = Client::start(options(server.port()));
+    let pipeline = Pipeline::new().then(commands::set("a", 1)).then(commands::waitaof(true, 0, PATIENCE));
+    let (set, written) = client.pipeline(pipeline).await.unwrap();
+    set.unwrap();
+    match written {
+        Ok(written) => assert_eq!(written, (1, 0)),
+        // Before Redis 7.2.
+        Err(error) => assert!(error.to_string().contains("unknown command 'WAITAOF'"), "{error}"),
+    }
+    assert_eq!(client.stats().exclusive.opened, 1);
+}
+
+#[tokio::test]
 async fn connect_returns_an_open_client_or_the_reason() {
     let server = RedisServer::options().password("secret").start();
     let login = |password: &str| options(server.port()).login(tidewire_redis::Login::new(password)).name("app");

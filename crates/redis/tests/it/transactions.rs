@@ -27,6 +27,12 @@ async fn each_command_has_its_own_result() {
         let numbers: Transaction<Vec<_>> = (0..50).map(|_| commands::incr("n")).collect();
         let numbers = client.transaction(numbers).await.unwrap();
         assert_eq!(numbers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), (1..=50).collect::<Vec<_>>());
+        let mut one_type = Transaction::vector();
+        one_type.push(commands::incr("n"));
+        one_type.push(Command::new("DECR").arg("n"));
+        assert_eq!(one_type.check(), Ok(()));
+        let values = client.transaction(one_type).await.unwrap();
+        assert_eq!(values.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [51, 50]);
         client.transaction(Transaction::new()).await.unwrap();
     }
 }
